@@ -1,0 +1,4 @@
+"""turbogr: a compiler for generative recommenders.
+
+    step = torch.compile(model, backend="turbogr")
+"""

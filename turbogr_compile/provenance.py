@@ -1,0 +1,85 @@
+"""From a graph node to the user's own line of code, through every rewrite."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sysconfig
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import fx
+
+from .pass_base import short_path
+
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
+_HERE = Path(__file__).resolve().parent
+# What turbogr installs: the package, and in a checkout the folders beside it.
+_OURS = tuple(str(p) + os.sep for p in (_HERE, *(_HERE.parent / d for d in ("passes", "lowering", "kernels"))))
+_LIBRARIES = tuple(
+    {str(Path(torch.__file__).resolve().parent) + os.sep}
+    | {sysconfig.get_paths()[k] + os.sep for k in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+
+
+@dataclass(frozen=True)
+class UserLine:
+    """A line of the user's code."""
+
+    file: str
+    line: int
+    code: str = ""
+    function: str = ""
+
+    @property
+    def where(self) -> str:
+        return f"{short_path(self.file)}:{self.line}"
+
+    def __str__(self) -> str:
+        return f"{self.where}  {self.code}" if self.code else self.where
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which pass and rule made a node, and from which nodes (names in the graph before)."""
+
+    pass_name: str
+    rule: str
+    sources: tuple[str, ...]
+
+
+def is_library(file: str) -> bool:
+    return file.startswith(_LIBRARIES) or file.startswith(_OURS) or file.startswith("<")
+
+
+@lru_cache(maxsize=4096)
+def user_line(stack_trace: str | None) -> UserLine | None:
+    """Innermost frame outside torch, site-packages and turbogr; else the innermost frame there is."""
+    if not stack_trace:
+        return None
+    frames = [found for text in stack_trace.splitlines() if (found := _FRAME.match(text))]
+    if not frames:
+        return None
+    best = next((f for f in reversed(frames) if not is_library(f["file"])), frames[-1])
+    line = int(best["line"])
+    return UserLine(best["file"], line, linecache.getline(best["file"], line).strip(), best["function"] or "")
+
+
+def line_of(node: fx.Node) -> UserLine | None:
+    return user_line(node.meta.get("stack_trace"))
+
+
+def inherit(node: fx.Node, sources: list[fx.Node], origin: Origin) -> None:
+    """Give a new node the identity of the nodes it came from, ours and PyTorch's own keys alike."""
+    node.meta.setdefault("turbogr", origin)
+    # The last source in graph order is the one whose value is replaced: its line explains the node best.
+    for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node"):
+        if node.meta.get(key):
+            continue
+        for source in reversed(sources):
+            if source.meta.get(key):
+                node.meta[key] = source.meta[key]
+                break
