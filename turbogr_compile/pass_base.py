@@ -122,12 +122,11 @@ def declaration_site(cls: type[Pass], attribute: str) -> Site:
 
 
 def short_path(path: str) -> str:
-    """Path without the machine in it: relative to the package, to the working directory, or the last two parts."""
+    """Path without the machine in it: relative to the working directory or to the package, or the last two parts."""
     p = Path(path)
     if not p.is_absolute():
         return path
-    # Folders passes/, lowering/, kernels/ lie beside the package in a checkout and inside it in a wheel.
-    for root in (Path(__file__).parent, Path(__file__).parent.parent, Path.cwd()):
+    for root in (Path.cwd(), Path(__file__).parent.parent):
         if p.is_relative_to(root):
             return p.relative_to(root).as_posix()
     return "/".join(p.parts[-2:])
