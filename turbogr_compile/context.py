@@ -71,6 +71,7 @@ class Context:
     near_misses: list[NearMiss] = field(default_factory=list)
     remarks: list[Remark] = field(default_factory=list)
     savings: dict[str, sympy.Expr] = field(default_factory=dict)
+    at: fx.Node | None = None  # where the pass is working; names the culprit when it raises
 
     @property
     def log(self) -> logging.Logger:
@@ -83,6 +84,7 @@ class Context:
             raise RewriteLimit
         order = {n: i for i, n in enumerate(self.graph.nodes)}
         came_from = sorted(sources, key=lambda n: order.get(n, -1))
+        self.at = came_from[-1] if came_from else self.at
         # Keep the sources' identity: they may be erased inside the body.
         names = tuple(n.name for n in came_from)
         before = dict.fromkeys(self.graph.nodes)
@@ -101,6 +103,7 @@ class Context:
             added=tuple(n.name for n in added),
         )
         self.rewrites.append(done)
+        self.at = None
         if self.on_rewrite is not None:
             self.on_rewrite(done)
 

@@ -9,6 +9,7 @@ import re
 import typing
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -94,6 +95,7 @@ class Site:
         return f"{short_path(self.path)}:{self.line}"
 
 
+@lru_cache(maxsize=1024)
 def site_of(obj: Any) -> Site:
     try:
         return Site(inspect.getsourcefile(obj) or "?", inspect.getsourcelines(obj)[1])
@@ -101,6 +103,7 @@ def site_of(obj: Any) -> Site:
         return Site(getattr(obj, "__module__", "?"), 0)
 
 
+@lru_cache(maxsize=1024)
 def declaration_site(cls: type[Pass], attribute: str) -> Site:
     """Line where `attribute` (after, before, needs) is declared in the class body."""
     for owner in cls.__mro__:

@@ -11,7 +11,8 @@ under the same name) and snapshots are lists of node ids, so keeping every singl
                  stats, seconds}]            step 0 is the input; status: input | changed | unchanged | skipped | failed
       rewrites     [{rule, site, removed, added, snapshot, line}]
       near_misses  [{rule, site, line, node, matched, total, obstacles: [{kind, text, hint, node}]}]
-      stats        {nodes: [before, after], flops: [..], bytes: [..], flops_value: [..], bytes_value: [..], ops: {op: delta}}
+      stats        {nodes: [before, after], flops: [..], bytes: [..], flops_value: [..], bytes_value: [..],
+                    ops: {op: delta}, unknown: [op], saved: {what: formula}}
     remarks    [{kind, id, pass, text, line, node, hint}]
     order      {passes: [{name, phase, present, summary}], edges: [{from, to, kind, site}]}
 """
@@ -22,6 +23,7 @@ from typing import Any
 
 from torch import fx
 
+from .pass_base import short_path
 from .provenance import Origin, UserLine, line_of
 from .remarks import Remark
 from .text import args_text, layout, node_text, target_text, type_text
@@ -46,9 +48,10 @@ class Recorder:
             return None
         if line not in self._lines:
             self._lines[line] = len(self.data["lines"])
-            self.data["lines"].append(
-                {"file": line.file, "line": line.line, "code": line.code, "function": line.function, "where": line.where}
-            )
+            self.data["lines"].append({
+                "file": short_path(line.file), "line": line.line, "code": line.code, "function": line.function,
+                "where": line.where,
+            })  # fmt: skip
         return self._lines[line]
 
     def node(self, node: fx.Node) -> int:

@@ -10,7 +10,7 @@ Nothing printed depends on the run: no addresses, times or process ids.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ def target_text(node: fx.Node) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return str(target).removesuffix(".default")
     if callable(target):
-        module = (getattr(target, "__module__", "") or "").removeprefix("torch.")
+        module = (getattr(target, "__module__", "") or "").removeprefix("torch.").removeprefix("_operator")
         return f"{module}.{target.__name__}".lstrip(".") if module else target.__name__
     return str(target)
 
@@ -129,17 +129,13 @@ def diff_text(before: str, after: str, names: tuple[str, str] = ("before", "afte
     )
 
 
-def table(rows: list[list[str]], header: list[str] | None = None, right: Callable[[int], bool] = lambda i: False) -> str:
+def table(rows: list[list[str]], header: list[str] | None = None) -> str:
     """Plain aligned columns."""
     every = ([header] if header else []) + rows
     if not every:
         return ""
     widths = [max(len(r[i]) for r in every) for i in range(len(every[0]))]
-    lines = [
-        "  ".join(c.rjust(w) if right(i) else c.ljust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True)))
-        .rstrip()
-        for r in every
-    ]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in every]
     if header:
         lines.insert(1, "  ".join("─" * w for w in widths))
     return "\n".join(lines)

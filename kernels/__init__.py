@@ -1,0 +1,1 @@
+"""Ops of the `turbogr` namespace: schema, fake, autograd, FLOP formula and implementations. Knows torch only."""

@@ -1,0 +1,56 @@
+"""Target `cpu`: Inductor, or a plain executor of ATen ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from .. import _torch
+from ..pass_base import Role
+from .aot import aot
+from .target import BaseTarget, Hooks, Missing
+
+DEFAULT_PIPELINE = "remove-noops, fold-masks, eliminate-common, eliminate-dead-code"
+
+
+@dataclass(frozen=True)
+class Cpu(BaseTarget):
+    def missing(self, codegen: str) -> list[Missing]:
+        if codegen == "inductor" and not _torch.cpp_compiler():
+            return [Missing("a C++ compiler", "install g++, or use options={'codegen': 'aten'}, which needs none")]
+        return []
+
+    def lower(self, module: fx.GraphModule, inputs: Sequence[Any], codegen: str, hooks: Hooks) -> Callable[..., Any]:
+        return (_inductor if codegen == "inductor" else _aten)(module, inputs, hooks)
+
+
+def _aten(module: fx.GraphModule, inputs: Sequence[Any], hooks: Hooks) -> Callable[..., Any]:
+    """Each ATen op by its own kernel: compiles at once, and loses nothing where large kernels dominate."""
+
+    def compile_graph(graph: fx.GraphModule, values: Sequence[Any]) -> Callable[..., Any]:
+        return _torch.boxed(graph.forward)
+
+    # Recomputing to save memory pays only where the recomputation is fused; here every op is a kernel of its own.
+    return aot(module, inputs, hooks, compile_graph, _torch.default_partition)
+
+
+def _inductor(module: fx.GraphModule, inputs: Sequence[Any], hooks: Hooks) -> Callable[..., Any]:
+    def inner(graph: fx.GraphModule, values: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        role = Role.BACKWARD if kwargs.get("is_backward") else (
+            Role.INFERENCE if kwargs.get("is_inference") else Role.FORWARD
+        )
+        hooks.post_grad(graph, role, values)
+        return _torch.compile_fx_inner(graph, values, *args, **kwargs)
+
+    return _torch.inductor(module, inputs, inner, hooks.joint, hooks.key, reuse_autograd=not hooks.watched)
+
+
+TARGET = Cpu(
+    name="cpu",
+    summary="any CPU: Inductor, or a plain executor of ATen ops",
+    codegens=("inductor", "aten"),
+    default_pipeline=DEFAULT_PIPELINE,
+)

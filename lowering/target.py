@@ -1,0 +1,119 @@
+"""The one small protocol between the compiler and what runs its graphs.
+
+A target is one module of this folder with a `TARGET` object; its file name (kebab-case) is the target's name.
+Packages outside turbogr add targets through the entry-point group `turbogr.targets`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from torch import fx
+
+from ..errors import OptionError, TargetError, did_you_mean
+from ..pass_base import Role
+
+GROUP = "turbogr.targets"
+_NOT_TARGETS = {"target", "aot"}
+
+
+class Hooks(Protocol):
+    """What the compiler gives a target: its passes for the graphs that only the target's road produces."""
+
+    key: str  # changes whenever passes, their options or their sources change
+
+    @property
+    def watched(self) -> bool:
+        """Somebody looks at the graphs: every pass must really run, compiled results from a cache must not skip it."""
+        ...
+
+    def joint(self, module: fx.GraphModule) -> None: ...
+
+    def post_grad(self, module: fx.GraphModule, role: Role, inputs: Sequence[Any]) -> None:
+        """Run POST_GRAD, then LOWERING passes, in place."""
+        ...
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Something a target needs and this machine lacks."""
+
+    what: str
+    remedy: str
+
+
+class Target(Protocol):
+    name: str
+    summary: str
+    codegens: tuple[str, ...]  # first is the default
+    default_pipeline: str
+
+    def missing(self, codegen: str) -> list[Missing]:
+        """What this machine lacks to run it; empty when ready."""
+        ...
+
+    def lower(self, module: fx.GraphModule, inputs: Sequence[Any], codegen: str, hooks: Hooks) -> Callable[..., Any]:
+        """Take over a trainable module; the result is called with the Dynamo graph's inputs."""
+        ...
+
+
+@dataclass(frozen=True)
+class BaseTarget:
+    """Defaults shared by targets."""
+
+    name: str
+    summary: str
+    codegens: tuple[str, ...]
+    default_pipeline: str
+
+    def check_codegen(self, codegen: str | None) -> str:
+        if codegen is None:
+            return self.codegens[0]
+        if codegen not in self.codegens:
+            raise OptionError(
+                f"target '{self.name}' has no code generator {codegen!r}{did_you_mean(codegen, self.codegens)}; "
+                f"it has: {', '.join(self.codegens)}"
+            )
+        return codegen
+
+    def missing(self, codegen: str) -> list[Missing]:
+        return []
+
+    def lower(self, module: fx.GraphModule, inputs: Sequence[Any], codegen: str, hooks: Hooks) -> Callable[..., Any]:
+        raise TypeError(f"target '{self.name}' does not define lower()")
+
+    def require(self, codegen: str) -> None:
+        """Raise one clear error when the target cannot run here."""
+        lacking = self.missing(codegen)
+        if lacking:
+            lines = "".join(f"\n  {m.what}: {m.remedy}" for m in lacking)
+            raise TargetError(f"target '{self.name}' with codegen '{codegen}' cannot run here{lines}")
+
+
+def target_names() -> list[str]:
+    return sorted({*_builtin(), *(e.name for e in entry_points(group=GROUP))})
+
+
+@lru_cache(maxsize=32)
+def find_target(name: str) -> BaseTarget:
+    if name in _builtin():
+        return importlib.import_module(_builtin()[name]).TARGET
+    for entry in entry_points(group=GROUP):
+        if entry.name == name:
+            return entry.load()
+    raise OptionError(f"no target is named {name!r}{did_you_mean(name, target_names())}; there are: "
+                      f"{', '.join(target_names())}")  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _builtin() -> dict[str, str]:
+    from .. import lowering
+
+    found = [m.name for m in pkgutil.iter_modules(lowering.__path__)]
+    return {n.replace("_", "-"): f"{lowering.__name__}.{n}" for n in found if n not in _NOT_TARGETS and n[0] != "_"}

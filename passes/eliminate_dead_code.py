@@ -1,0 +1,29 @@
+"""Remove values nobody reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from ..catalogue import register
+from ..context import Context
+from ..pass_base import Pass, Phase
+
+
+@register
+@dataclass(frozen=True)
+class EliminateDeadCode(Pass):
+    """Remove values nobody reads."""
+
+    name = "eliminate-dead-code"
+    phase = Phase.PRE_GRAD
+    after = ("remove-noops", "fold-masks", "fold-views", "eliminate-common")
+
+    def run(self, graph: fx.Graph, ctx: Context) -> None:
+        for node in reversed(graph.nodes):
+            # fx calls random ops impure: dropping one would shift the numbers that later ops draw.
+            if node.users or node.op in ("placeholder", "output") or node.is_impure():
+                continue
+            with ctx.rewrite("dead", node):
+                graph.erase_node(node)

@@ -1,0 +1,242 @@
+"""Every private torch API turbogr uses, in one place, so that an upgrade breaks in one place.
+
+`tests/turbogr_compile/test_torch_api.py` has one smoke test per name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import CompileContext, detect_fake_mode
+from torch._logging import trace_structured
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, rebind_unbacked, statically_known_true
+
+__all__ = [
+    "FakeTensor", "FakeTensorMode", "ShapeEnv", "compile_id", "detect_fake_mode", "dynamo_flags", "fake_mode_of",
+    "free_unbacked", "guard_count", "is_functional", "is_impure", "mutated_arguments", "optimize", "rebind_unbacked",
+    "shape_env_of", "statically_known_true", "trace_structured",
+]  # fmt: skip
+
+
+def compile_id() -> str:
+    """'0.0' for Dynamo's frame 0, compile 0; '-' outside of Dynamo."""
+    current = CompileContext.current_compile_id()
+    return str(current).strip("[]").replace("/", ".") if current is not None else "-"
+
+
+def fake_mode_of(graph: fx.Graph) -> FakeTensorMode | None:
+    """The mode that made the graph's fake values."""
+    for node in graph.nodes:
+        values = node.meta.get("val")
+        for value in values if isinstance(values, (list, tuple)) else (values,):
+            if isinstance(value, FakeTensor):
+                return value.fake_mode
+    return detect_fake_mode()
+
+
+def shape_env_of(graph: fx.Graph) -> ShapeEnv | None:
+    mode = fake_mode_of(graph)
+    return mode.shape_env if mode is not None else None
+
+
+def guard_count(env: ShapeEnv | None) -> int:
+    """Changes when somebody specialises a symbolic size."""
+    if env is None:
+        return 0
+    return len(env.guards) + sum(len(v) for v in env.deferred_runtime_asserts.values())
+
+
+def new_guards(env: ShapeEnv | None, since: int) -> list[str]:
+    return [str(g.expr) for g in env.guards[since:]] if env is not None else []
+
+
+def ignore_fresh_unbacked(env: ShapeEnv | None) -> AbstractContextManager[Any]:
+    """Re-running an op that makes an unbacked size must not leave a second symbol behind."""
+    return env.ignore_fresh_unbacked_symbols() if env is not None else nullcontext()
+
+
+def free_unbacked(value: Any) -> set[Any]:
+    """Unbacked symbols in a fake value's sizes."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return set(free_unbacked_symbols(value))
+
+
+def mutated_arguments(node: fx.Node) -> list[Any]:
+    """Arguments the op writes to, decided by its schema."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
+    written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [given[name] for name in written if name in given]
+
+
+def is_functional(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or not schema.is_mutable
+
+
+def is_impure(node: fx.Node) -> bool:
+    """Must stay even when nobody reads it: mutation, random state, assertions, modes."""
+    return node.is_impure()
+
+
+def is_random(node: fx.Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags
+
+
+def optimize(fn: Callable[..., Any], backend: Callable[..., Any], **settings: Any) -> Any:
+    """torch.compile without its wrapper around the backend, which hides `backend_ctx_ctor`."""
+    return torch._dynamo.optimize(backend, **settings)(fn)
+
+
+def dynamo_flags(**flags: Any) -> AbstractContextManager[Any]:
+    return torch._dynamo.config.patch(**flags)
+
+
+# --- AOTAutograd and Inductor ------------------------------------------------------------------------
+
+
+def boxed(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Calling convention in which the callee may free its inputs early."""
+    from functorch.compile import make_boxed_func
+
+    return make_boxed_func(fn)
+
+
+def aot_autograd(module: fx.GraphModule, inputs: Any, **settings: Any) -> Callable[..., Any]:
+    from torch._dynamo.backends.common import aot_autograd as dynamo_aot_autograd
+
+    return dynamo_aot_autograd(**settings)(module, inputs)
+
+
+def default_partition(*args: Any, **kwargs: Any) -> Any:
+    from torch._functorch.partitioners import default_partition as partition
+
+    return partition(*args, **kwargs)
+
+
+def min_cut_partition(*args: Any, **kwargs: Any) -> Any:
+    from torch._functorch.partitioners import min_cut_rematerialization_partition as partition
+
+    return partition(*args, **kwargs)
+
+
+def compile_fx_inner(graph: fx.GraphModule, values: Any, *args: Any, **kwargs: Any) -> Any:
+    from torch._inductor.compile_fx import compile_fx_inner as inner
+
+    return inner(graph, values, *args, **kwargs)
+
+
+def inductor(
+    module: fx.GraphModule,
+    inputs: Any,
+    inner: Callable[..., Any],
+    joint: Callable[[fx.GraphModule], None],
+    key: str,
+    reuse_autograd: bool,
+) -> Callable[..., Any]:
+    """Inductor with our passes inside, and `key` in its cache key."""
+    from torch._functorch import config as functorch_config
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class Joint(CustomGraphPass):
+        def __call__(self, graph: fx.Graph) -> None:
+            # Inductor runs its joint passes on inference graphs too; those have no tangents and are not joint.
+            if any(n.name.startswith("tangents") for n in graph.find_nodes(op="placeholder")):
+                joint(graph.owning_module)
+
+        def uuid(self) -> str:
+            return f"turbogr-{key}"
+
+    # The cache of AOTAutograd skips the joint and post-grad graphs altogether; off while somebody wants to see them.
+    with functorch_config.patch(enable_autograd_cache=functorch_config.enable_autograd_cache and reuse_autograd):
+        return compile_fx(module, inputs, inner_compile=inner, config_patches={"joint_custom_pre_pass": Joint()})
+
+
+def cpp_compiler() -> str:
+    """The C++ compiler Inductor would use, or ''."""
+    import shutil
+
+    from torch._inductor import config
+
+    wanted = config.cpp.cxx
+    candidates = [c for c in (wanted if isinstance(wanted, (list, tuple)) else [wanted]) if c]
+    return next((path for c in [*candidates, "g++", "clang++"] if (path := shutil.which(c))), "")
+
+
+# --- TORCH_TRACE -------------------------------------------------------------------------------------
+
+
+def trace_enabled() -> bool:
+    from torch._logging._internal import trace_log
+
+    return bool(trace_log.handlers)
+
+
+def trace_artifact(name: str, encoding: str, payload: Any) -> None:
+    trace_structured("artifact", lambda: {"name": name, "encoding": encoding}, payload_fn=lambda: payload)
+
+
+# --- running and faking ------------------------------------------------------------------------------
+
+
+def fake_inputs(inputs: Any) -> list[Any]:
+    """Fake twins of real tensors, static sizes, with a shape environment for data-dependent ones."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    return [mode.from_tensor(x, static_shapes=True) if isinstance(x, torch.Tensor) else x for x in inputs]
+
+
+def run_backward(result: Any) -> None:
+    """Backward of everything differentiable in a result; the user's `.grad` stays as it is."""
+    from torch.utils._pytree import tree_leaves
+
+    outputs = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
+    leaves = _leaves([x.grad_fn for x in outputs])
+    if leaves:
+        torch.autograd.grad(outputs, leaves, [torch.ones_like(x) for x in outputs], allow_unused=True)
+
+
+def _leaves(functions: list[Any]) -> list[torch.Tensor]:
+    """Tensors at which the autograd graph ends."""
+    seen, found = set(), []
+    while functions:
+        fn = functions.pop()
+        if fn is None or fn in seen:
+            continue
+        seen.add(fn)
+        if hasattr(fn, "variable"):
+            found.append(fn.variable)
+        functions += [following for following, _ in fn.next_functions]
+    return found
+
+
+# --- graphs from Dynamo ------------------------------------------------------------------------------
+
+
+def copy_graph(graph: fx.Graph) -> fx.Graph:
+    """A copy that AOTAutograd still takes for Dynamo's: fx's own copy forgets where placeholders come from."""
+    copied = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    returned = copied.graph_copy(graph, values, return_output_node=True)
+    assert isinstance(returned, tuple)
+    result, old_output = returned
+    copied.output(result, type_expr=getattr(old_output, "type", None)).meta = dict(old_output.meta)
+    copied._codegen = graph._codegen
+    for old, new in zip(graph.find_nodes(op="placeholder"), copied.find_nodes(op="placeholder"), strict=True):
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source
+    return copied
+
+
+def mark_added_input(node: fx.Node) -> None:
+    """A placeholder that stands for nothing in the user's program."""
+    node._dynamo_source = None  # type: ignore[attr-defined]

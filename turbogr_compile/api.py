@@ -1,0 +1,86 @@
+"""What a user calls: `compile`, `explain`, `replay`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from . import _torch
+from .backend import Compilation, instruments_for
+from .errors import OptionError
+from .instrument import GraphRun
+from .manager import Manager
+from .normal import trace
+from .options import Options
+from .pass_base import Phase, Role
+from .pipeline import Pipeline
+from .recording import Recording
+from .report import summary_text
+
+# Generative recommenders index with boolean masks and read lengths: without these, Dynamo cuts the graph there.
+FLAGS = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
+
+
+def compile(
+    fn: Callable[..., Any] | None = None, *, dynamic: bool | None = None, fullgraph: bool = False, **options: Any
+) -> Any:
+    """`torch.compile(fn, backend="turbogr")` with the Dynamo settings that generative recommenders need.
+
+    `fn` is a module, a step function or a bound method such as `model.calculate_loss`; keyword arguments are the fields
+    of `Options`, checked now. Also works as a decorator.
+    """
+    if fn is None:
+        return lambda f: compile(f, dynamic=dynamic, fullgraph=fullgraph, **options)
+    if not callable(fn):
+        raise OptionError(f"compile takes a module or a function, got {type(fn).__name__}")
+    read = Options.read(options)
+
+    def turbogr(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return Compilation(read, _torch.compile_id()).compile(module, inputs)
+
+    turbogr.backend_ctx_ctor = lambda: _torch.dynamo_flags(**FLAGS)  # type: ignore[attr-defined]
+    return _torch.optimize(fn, turbogr, dynamic=dynamic, nopython=fullgraph)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the compiler did; prints as the summary of every graph."""
+
+    records: tuple[dict[str, Any], ...]
+
+    def __str__(self) -> str:
+        told = [r for r in self.records if len(r["steps"]) > 1 or r["remarks"]]
+        if told:
+            return "\n\n".join(summary_text(r) for r in told)
+        return "no pass ran on these graphs" if self.records else "nothing was compiled"
+
+
+def explain(fn: Callable[..., Any], *args: Any, backward: bool = True, **options: Any) -> Report:
+    """Compile `fn` for these arguments, run it once (and its backward) and report what every pass did."""
+    recording = Recording()
+    watchers = (*options.pop("instruments", ()), recording)
+    result = compile(fn, instruments=watchers, **options)(*args)
+    if backward:
+        _torch.run_backward(result)
+    return Report(tuple(recording.records))
+
+
+def replay(
+    fn: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    pipeline: Pipeline | str,
+    phase: str = "pre-grad",
+    role: str = "captured",
+    **options: Any,
+) -> Report:
+    """Run passes of one phase on one traced function, without Dynamo or a target; what `repro.py` does."""
+    recording = Recording()
+    read = Options.read({"on_error": "raise", **options, "pipeline": pipeline, "instruments": [recording]})
+    module = trace(fn, _torch.fake_inputs(inputs), Phase(phase))
+    run = GraphRun("replay", Role(role), Phase(phase), read.target, read.plan(), read, module, inputs)
+    Manager(run, instruments_for(read)).run_all()
+    return Report(tuple(recording.records))

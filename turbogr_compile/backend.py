@@ -1,0 +1,105 @@
+"""`torch.compile(..., backend="turbogr")`: capture, passes, hand-over to a target.
+
+One call of `turbogr` compiles one Dynamo graph. Whatever turbogr cannot take runs unmodified on the same target, and a
+remark says why.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from . import _torch, prologue
+from .cache_key import cache_key
+from .capture import CannotCapture, capture
+from .dump import Dump
+from .expectations import Expectations
+from .instrument import GraphRun, Instrument
+from .lowering.target import find_target
+from .manager import Manager
+from .options import Options
+from .pass_base import Phase, Role
+from .remarks import Remark, RemarkKind
+from .tracing import TorchTrace
+from .verify import Verifier
+
+log = logging.getLogger("turbogr_compile.pipeline")
+
+
+def turbogr(
+    module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
+) -> Callable[..., Any]:
+    """Dynamo backend; `options` are the fields of `Options`."""
+    return Compilation(Options.read(options), _torch.compile_id()).compile(module, inputs)
+
+
+class Compilation:
+    """One Dynamo graph on its road to a target. Serves the target as its `Hooks`."""
+
+    def __init__(self, options: Options, graph_id: str) -> None:
+        self.options, self.graph_id = options, graph_id
+        self.target = find_target(options.target)
+        self.instruments = instruments_for(options)
+
+    @property
+    def key(self) -> str:
+        return cache_key(self.options)
+
+    @property
+    def watched(self) -> bool:
+        return any(i.explains for i in self.instruments)
+
+    def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        assert self.options.codegen is not None
+        self.target.require(self.options.codegen)
+        try:
+            captured = capture(module, inputs).module
+        except CannotCapture as refusal:
+            self._refused(module, refusal)
+        else:
+            self._run(Phase.PRE_GRAD, Role.CAPTURED, captured, inputs)
+            module = captured
+        added = prologue.providers(module.graph)
+        inputs = [*inputs, *prologue.fake_values(module.graph)]
+        return prologue.with_prologue(self.target.lower(module, inputs, self.options.codegen, self), added)
+
+    def joint(self, module: fx.GraphModule) -> None:
+        self._run(Phase.JOINT, Role.JOINT, module, None)
+
+    def post_grad(self, module: fx.GraphModule, role: Role, inputs: Sequence[Any]) -> None:
+        self._run(Phase.POST_GRAD, role, module, inputs)
+        self._run(Phase.LOWERING, role, module, inputs)
+
+    def _run(self, phase: Phase, role: Role, module: fx.GraphModule, inputs: Sequence[Any] | None) -> None:
+        if phase is Phase.LOWERING and not self.options.plan().ordered(phase):
+            return  # the same graph as after POST_GRAD: nothing to show twice
+        Manager(self._graph_run(phase, role, module, inputs), self.instruments).run_all()
+
+    def _graph_run(self, phase: Phase, role: Role, module: fx.GraphModule, inputs: Any) -> GraphRun:
+        name = f"{self.graph_id}-{role.value}" + ("-lowering" if phase is Phase.LOWERING else "")
+        return GraphRun(name, role, phase, self.options.target, self.options.plan(), self.options, module, inputs)
+
+    def _refused(self, module: fx.GraphModule, refusal: CannotCapture) -> None:
+        """Say so to every instrument; the graph runs as Dynamo made it."""
+        run = self._graph_run(Phase.PRE_GRAD, Role.CAPTURED, module, None)
+        text = f"this graph runs unmodified: {refusal.reason}"
+        remark = Remark(RemarkKind.MISSED, refusal.id, "capture", text, refusal.line, hint=refusal.hint)
+        run.remarks.append(remark)
+        log.warning("%s", remark)
+        for instrument in self.instruments:
+            instrument.start(run)
+            instrument.finish(run)
+
+
+def instruments_for(options: Options) -> list[Instrument]:
+    chosen: list[Instrument] = [] if options.verify == "off" else [Verifier(options.verify)]
+    if options.dump is not None:
+        chosen.append(Dump(options.dump, options))
+    if TorchTrace.wanted():
+        chosen.append(TorchTrace())
+    if options.expect:
+        chosen.append(Expectations(options.expect))
+    return [*chosen, *options.instruments]

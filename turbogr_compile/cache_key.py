@@ -1,0 +1,113 @@
+"""The key that decides whether compiled code from an earlier process may be used again.
+
+It covers what can change the code: the passes as ordered and configured, the sources they are made of, the target, and
+versions. Dump, verify and logging settings are left out on purpose.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import sys
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .options import Options
+
+FORMAT = 1
+# The compiler's own modules that decide what a pass does to a graph.
+_CORE = ("capture", "normal", "manager", "match", "rewrite", "rule", "metadata")
+
+
+def cache_key(options: Options) -> str:
+    text = json.dumps(key_parts(options), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def key_parts(options: Options) -> dict[str, Any]:
+    """The parts of the key by name, so that a miss can be explained."""
+    pipeline = options.plan()
+    modules = {type(p).__module__ for p in pipeline.passes()}
+    modules |= {f"{__package__}.{m}" for m in _CORE}
+    parts: dict[str, Any] = {
+        "format": FORMAT,
+        "pipeline": pipeline.spec,
+        "stop_after": options.stop_after,
+        "target": options.target,
+        "codegen": options.codegen,
+        "sources": {m: _digest(m) for m in sorted(_closure(modules))},
+        "torch": torch.__version__,
+        "turbogr": _version("turbogr"),
+        "torch_npu": _version("torch_npu"),
+    }
+    if any(p.rank_dependent for p in pipeline.passes()):
+        parts["rank"] = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    return parts
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _closure(modules: Iterable[str]) -> set[str]:
+    """Modules and what they import from turbogr or from their own package; libraries are covered by versions."""
+    todo, seen = list(modules), set()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        todo += _imports(name)
+    return seen
+
+
+@lru_cache(maxsize=1024)
+def _imports(module: str) -> tuple[str, ...]:
+    path = _path(module)
+    if path is None:
+        return ()
+    root = module.split(".")[0]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found = []
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            found += [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            try:
+                base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            except ImportError:
+                continue
+            found += [base, *(f"{base}.{a.name}" for a in node.names)]
+    ours = {root, "turbogr_compile"}
+    return tuple(n for n in found if n.split(".")[0] in ours and n != "__main__" and _path(n) is not None)
+
+
+@lru_cache(maxsize=1024)
+def _path(module: str) -> Path | None:
+    if module == "__main__":
+        file = getattr(sys.modules["__main__"], "__file__", None)
+        return Path(file) if file and Path(file).is_file() else None
+    loaded = sys.modules.get(module)
+    file = getattr(loaded, "__file__", None)
+    if file is None:
+        try:
+            spec = importlib.util.find_spec(module)
+        except (ImportError, ValueError, AttributeError):
+            return None
+        file = spec.origin if spec is not None else None
+    return Path(file) if file and file.endswith(".py") and Path(file).is_file() else None
+
+
+def _digest(module: str) -> str:
+    path = _path(module)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None else "?"

@@ -1,0 +1,376 @@
+"""From Dynamo's graph to functional ATen before autograd, in normal form.
+
+The captured module takes the place of Dynamo's: same inputs, same outputs, trainable in the same way.
+
+* Inputs the graph writes to (running statistics, caches, counters) are written by `aten.copy_` nodes at the end.
+* `no_grad` becomes `aten.detach`, autocast becomes explicit casts. Where autocast is on around the whole graph, the graph
+  turns it off for itself, so that no cast depends on who runs it.
+* Activation checkpointing is inlined; its nodes carry the tags by which AOTAutograd's partitioner recomputes them.
+* Everything else that holds a subgraph, or whose gradient functional code cannot express, is refused with the user's line:
+  Dynamo's own graph then runs unmodified.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx import traceback as fx_traceback
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ._torch_capture import (
+    ConstantSource,
+    FakeTensor,
+    HigherOrderOperator,
+    PropagateUnbackedSymInts,
+    StorageWeakRef,
+    TracingContext,
+    _enter_inference_mode,
+    _exit_inference_mode,
+    detect_fake_mode,
+    get_proxy_mode,
+    is_traceable_wrapper_subclass,
+    to_fun,
+    track_tensor_tree,
+)
+from .errors import TurbogrError
+from .normal import Traced, autocast_devices, finish, functional_trace, is_size_arithmetic, memory_of, remove_modes, tracked_nodes
+from .pass_base import Phase
+from .provenance import UserLine, line_of, user_line
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph ready for passes."""
+
+    module: fx.GraphModule
+
+
+class CannotCapture(TurbogrError):
+    """This graph runs as Dynamo made it. `id` is a stable slug; `line` is the user's, where there is one."""
+
+    def __init__(self, id: str, reason: str, *, line: UserLine | None = None, hint: str = "") -> None:
+        where = f"{line.where}: " if line else ""
+        super().__init__(f"{where}{reason} [{id}]" + (f"\n    → {hint}" if hint else ""))
+        self.id, self.reason, self.line, self.hint = id, reason, line, hint
+
+
+def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
+    """Capture one Dynamo graph; `gm` is left as it is. Raises CannotCapture, nothing else."""
+    run = _Run(gm)
+    try:
+        inputs = _fake_inputs(gm, example_inputs)
+        traced = functional_trace(run, inputs, composites=True)
+        return Captured(_build(gm, inputs, traced))
+    except CannotCapture:
+        raise
+    except Exception as error:
+        _forget_unbacked(gm)
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        line = line_of(run.current) if run.current is not None else None
+        raise CannotCapture("not-traceable", f"tracing failed: {said}", line=line) from error
+
+
+def _fake_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    """Fresh fake inputs: Dynamo's own may have been changed by the code it traced."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    dynamo = TracingContext.try_get()
+    mode = dynamo.fake_mode if dynamo is not None else None
+    inputs = []
+    for node, example in zip(placeholders, example_inputs, strict=True):
+        value = node.meta.get("example_value", example)
+        if isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value):
+            kind = type(value).__name__
+            raise CannotCapture("tensor-subclass", f"input {node.name} is a {kind}", hint="pass plain tensors")
+        if isinstance(example, torch.Tensor) and not isinstance(example, FakeTensor) and mode is not None:
+            assert dynamo is not None
+            symbols = dynamo.tensor_to_context.get(example)
+            source = symbols.tensor_source if symbols is not None else None
+            value = mode.from_tensor(example, symbolic_context=symbols, source=source, trace=False)
+        inputs.append(value)
+    return inputs
+
+
+def _forget_unbacked(gm: fx.GraphModule) -> None:
+    """Drop symbols that the abandoned trace made and nobody will bind."""
+    mode = detect_fake_mode([n.meta.get("example_value") for n in gm.graph.find_nodes(op="placeholder")])
+    if mode is not None and mode.shape_env is not None:
+        mode.shape_env.pending_fresh_unbacked_symbols.clear()
+
+
+# --- running Dynamo's graph under the tracer --------------------------------------------------------
+
+_LEGACY = {
+    torch.Tensor: None, torch.FloatTensor: torch.float32, torch.DoubleTensor: torch.float64,
+    torch.HalfTensor: torch.float16, torch.BFloat16Tensor: torch.bfloat16, torch.ByteTensor: torch.uint8,
+    torch.CharTensor: torch.int8, torch.ShortTensor: torch.int16, torch.IntTensor: torch.int32,
+    torch.LongTensor: torch.int64, torch.BoolTensor: torch.bool,
+}  # fmt: skip
+_SUBGRAPH_HINTS = {
+    "autograd_function_apply": "a torch.autograd.Function: register it as an op with torch.library.custom_op instead",
+    "cond": "replace the branch by torch.where where both sides may run",
+    "flex_attention": "write the attention with matmul or scaled_dot_product_attention; turbogr fuses those",
+}
+
+
+class _Run:
+    """Calls Dynamo's graph; remembers the node it is at and leaves no mode switched on."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self.gm = gm
+        self.current: fx.Node | None = None
+        self.checkpoints = itertools.count()
+        self.autocasts: list[Any] = []
+
+    def __call__(self, *args: Any) -> Any:
+        try:
+            with fx_traceback.preserve_node_meta():
+                return _Interpreter(self.gm, self).run(*args)
+        finally:
+            for mode in reversed(self.autocasts):
+                mode.__exit__(None, None, None)
+
+
+class _Interpreter(PropagateUnbackedSymInts):
+    def __init__(self, gm: fx.GraphModule, run: _Run, tags: dict[str, Any] | None = None) -> None:
+        super().__init__(gm)
+        self.run_state, self.tags = run, tags or {}
+        self.extra_traceback = False
+
+    @contextmanager
+    def _set_current_node(self, node: fx.Node) -> Iterator[None]:
+        self.run_state.current = node
+        with super()._set_current_node(node):
+            fx_traceback.get_current_meta().update(self.tags)
+            yield
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(target, HigherOrderOperator):
+            return self._subgraph(target, args, kwargs)
+        if target in _LEGACY and len(args) == 1 and isinstance(args[0], torch.Tensor):
+            # The constructor copies the data out, which a tracer cannot see.
+            return args[0].to(_LEGACY[target] or torch.get_default_dtype(), copy=True)
+        if target is torch.amp.autocast_mode._enter_autocast:
+            mode = torch.autocast(*args)
+            mode.__enter__()
+            self.run_state.autocasts.append(mode)
+            return mode
+        if target is torch.amp.autocast_mode._exit_autocast:
+            self.run_state.autocasts.remove(args[0])
+            return args[0].__exit__(None, None, None)
+        if target is _enter_inference_mode:
+            before = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(not args[0])
+            return before
+        if target is _exit_inference_mode:
+            return torch._C._set_grad_enabled(args[0])
+        return super().call_function(target, args, kwargs)
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        raise self._refuse("submodule", f"the graph calls the module {target}, which Dynamo did not look into")
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            return value
+        proxies, mode = get_proxy_mode(), detect_fake_mode()
+        assert proxies is not None and mode is not None
+        name = target.replace(".", "_")
+        setattr(proxies.tracer.root, name, value)
+        fake = mode.from_tensor(value, static_shapes=True)
+        proxy = proxies.tracer.create_proxy("get_attr", name, (), {})
+        track_tensor_tree(fake, proxy, constant=None, tracer=proxies.tracer)
+        return to_fun(fake)
+
+    def _subgraph(self, target: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
+        name = target.name()
+        if name != "tag_activation_checkpoint":
+            raise self._refuse(
+                "higher-order-op", f"{name} holds a subgraph, which passes cannot see", _SUBGRAPH_HINTS.get(name, "")
+            )
+        body = args[0]
+        if "_checkpoint_context_fn" in body.meta:
+            raise self._refuse(
+                "selective-checkpoint", "selective activation checkpointing (context_fn) is not captured",
+                "checkpoint the whole block, or leave the choice to the partitioner",
+            )  # fmt: skip
+        tags = {"recompute": CheckpointPolicy.PREFER_RECOMPUTE, "ac_graph_id": next(self.run_state.checkpoints)}
+        return _Interpreter(body, self.run_state, tags).run(*args[1:])
+
+    def _refuse(self, id: str, reason: str, hint: str = "") -> CannotCapture:
+        node = self.run_state.current
+        return CannotCapture(id, reason, line=line_of(node) if node is not None else None, hint=hint)
+
+
+# --- the captured module ----------------------------------------------------------------------------
+
+
+def _build(gm: fx.GraphModule, inputs: Sequence[Any], traced: Traced) -> fx.GraphModule:
+    grad_enabled = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    _check_inputs(traced, inputs, gm)
+    _check_writes(traced, tracked_nodes(traced, grad_enabled))
+    _store_inputs(traced)
+    needs_grad = bool(traced.leaves) and grad_enabled
+    lost = remove_modes(traced, grad_enabled)
+    if lost:
+        raise CannotCapture(
+            "grad-enabled-inside", "gradients are switched on inside a graph that runs with gradients off",
+            line=line_of(lost[0]), hint="run the model with gradients on, or drop enable_grad",
+        )  # fmt: skip
+    _check_vocabulary(traced.module)
+    _adopt(gm, traced.module)
+    finish(traced.module, Phase.PRE_GRAD)
+    if needs_grad:
+        _save_old_values(traced)
+    _disable_ambient_autocast(traced.module)
+    return traced.module
+
+
+def _check_inputs(traced: Traced, inputs: Sequence[Any], gm: fx.GraphModule) -> None:
+    names = [n.name for n in gm.graph.find_nodes(op="placeholder")]
+    line = user_line(traced.writes[-1].stack_trace) if traced.writes else None
+    if traced.reshaped:
+        what = names[traced.reshaped[0]]
+        raise CannotCapture("reshapes-input", f"input {what} gets a new shape or storage in place", line=line)
+    if traced.viewed:
+        raise CannotCapture(
+            "returns-view-of-written-input", f"the graph writes to input {names[traced.viewed[0]]} and returns a view of it",
+            line=line, hint="return the whole tensor, or a copy of the part",
+        )  # fmt: skip
+    for i in traced.written:
+        for j, other in enumerate(inputs):
+            if i != j and isinstance(other, torch.Tensor) and _share_memory(inputs[i], other):
+                raise CannotCapture(
+                    "aliased-inputs", f"the graph writes to input {names[i]}, which shares memory with input {names[j]}",
+                    line=line, hint="pass a clone of one of them",
+                )  # fmt: skip
+
+
+def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return StorageWeakRef(a.untyped_storage()) == StorageWeakRef(b.untyped_storage())
+
+
+def _check_writes(traced: Traced, tracked: set[fx.Node]) -> None:
+    """Refuse writes that autograd does not see into tensors it tracks.
+
+    Eager keeps the gradient of such a tensor as if nothing had been written. A functional graph has a new value, and
+    either the gradient of that value or none.
+    """
+    memory: dict[StorageWeakRef, fx.Node] = {}
+    for node in reversed(traced.module.graph.nodes):
+        value = node.meta.get("val")
+        if node in tracked and isinstance(value, torch.Tensor):
+            memory[StorageWeakRef(value.untyped_storage())] = node
+    for write in traced.writes:
+        owner = memory.get(write.memory)
+        if owner is None or (write.grad_enabled and write.node in tracked):
+            continue
+        line = user_line(write.stack_trace)
+        if owner.op == "placeholder":
+            raise CannotCapture(
+                "mutates-parameter", "a parameter, or another input that requires grad, is written to outside of autograd",
+                line=line, hint="do this outside of the compiled function, or compute a new value instead",
+            )  # fmt: skip
+        raise CannotCapture(
+            "write-hidden-from-autograd", "a value that has a gradient is written to outside of autograd",
+            line=line, hint="compute a new value instead, or detach before writing to a clone",
+        )  # fmt: skip
+
+
+def _store_inputs(traced: Traced) -> None:
+    graph = traced.module.graph
+    placeholders, (output,) = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")
+    # Dynamo's own grad mode is back to where it was when the graph ends.
+    for i, value in traced.written.items():
+        with graph.inserting_before(output):
+            node = graph.call_function(aten.copy_.default, (placeholders[i], value))
+        node.meta = {k: v for k, v in value.meta.items() if k in ("stack_trace", "nn_module_stack")}
+        node.meta["val"] = placeholders[i].meta["val"]
+
+
+def _save_old_values(traced: Traced) -> None:
+    """Where autograd may keep the old value of a written input for its backward, let it keep a copy.
+
+    Eager does the same inside of its in-place ops.
+    """
+    graph = traced.module.graph
+    kept = {memory for n in tracked_nodes(traced, True) for i in n.all_input_nodes for memory in memory_of(i)}
+    for store in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        written = store.args[0]
+        if kept.isdisjoint(memory_of(written)):
+            continue
+        readers = [n for n in written.users if n.target is not aten.copy_.default and n.op != "output"]
+        with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
+            copy = graph.call_function(aten.clone.default, (written,))
+        copy.meta = {"val": written.meta["val"], "stack_trace": store.meta.get("stack_trace")}
+        for reader in readers:
+            reader.replace_input_with(written, copy)
+    traced.module.recompile()
+
+
+def _check_vocabulary(module: fx.GraphModule) -> None:
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            value = getattr(module, node.target, None)
+            if isinstance(value, FakeTensor) or not isinstance(value, torch.Tensor):
+                raise CannotCapture(
+                    "fake-constant", "a tensor is built here in a way the tracer cannot follow", line=_line_near(node),
+                    hint="build it with torch ops from the inputs, e.g. x.to(torch.int64)",
+                )  # fmt: skip
+        elif node.op == "call_function":
+            if isinstance(node.target, torch._ops.OpOverload) or is_size_arithmetic(node):
+                continue
+            name = getattr(node.target, "__name__", None) or str(node.target)
+            raise CannotCapture("unknown-node", f"{name} is no tensor op that passes understand", line=line_of(node))
+
+
+def _line_near(node: fx.Node) -> UserLine | None:
+    return line_of(node) or next((line for user in node.users if (line := line_of(user)) is not None), None)
+
+
+def _adopt(gm: fx.GraphModule, module: fx.GraphModule) -> None:
+    """Names, metadata and sources by which AOTAutograd recognises a graph of Dynamo's; a user line for every node."""
+    module.meta.update(gm.meta)
+    sources = dict(getattr(gm, "_param_name_to_source", None) or {})
+    if hasattr(gm, "_param_name_to_source"):
+        constants = {n.target for n in module.graph.find_nodes(op="get_attr")}
+        module._param_name_to_source = {c: sources.get(c) or ConstantSource(c) for c in constants}
+    theirs, ours = gm.graph.find_nodes(op="placeholder"), module.graph.find_nodes(op="placeholder")
+    for original, node in zip(theirs, ours, strict=True):
+        node._rename(original.name)
+        node.target = node.name
+        node.meta = {**original.meta, **node.meta}
+        if hasattr(original, "_dynamo_source"):
+            node._dynamo_source = original._dynamo_source
+    for node in reversed(module.graph.nodes):
+        if node.op == "call_function":
+            node.meta.setdefault("val", None)  # asserts have no value
+        # Views that functionalization rebuilds at the end come without a line: they belong to what they view.
+        if node.op == "call_function" and "stack_trace" not in node.meta:
+            for other in (*node.all_input_nodes, *node.users):
+                if "stack_trace" in other.meta:
+                    node.meta["stack_trace"] = other.meta["stack_trace"]
+                    break
+
+
+def _disable_ambient_autocast(module: fx.GraphModule) -> None:
+    devices = autocast_devices()
+    if not devices:
+        return
+    graph = module.graph
+    first = next(n for n in graph.nodes if n.op != "placeholder")
+    (output,) = graph.find_nodes(op="output")
+    for device in devices:
+        settings = (device, torch.get_autocast_dtype(device), False, torch.is_autocast_cache_enabled())
+        with graph.inserting_before(first):
+            enter = graph.call_function(torch.amp.autocast_mode._enter_autocast, settings)
+        with graph.inserting_before(output):
+            graph.call_function(torch.amp.autocast_mode._exit_autocast, (enter,))
+    module.recompile()

@@ -1,0 +1,367 @@
+"""The command line: explain, passes, run, diff, bisect, view, doctor."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import json
+import os
+import shlex
+import subprocess
+import sys
+import webbrowser
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import _torch, catalogue
+from .api import Report, compile, explain
+from .bisection import Snapshots, find_culprits, first_bad
+from .cache_key import cache_key, key_parts
+from .doctor import diagnose, doctor_text
+from .errors import OptionError, TurbogrError, did_you_mean
+from .loading import load, load_module
+from .options import Options
+from .pass_base import Pass, Phase, declaration_site
+from .pipeline import Pipeline
+from .progress import progress
+from .record import snapshot_text
+from .recording import pipeline_order
+from .report import summary_text
+from .svg import order_svg
+from .text import diff_text, table
+from .view import write_view
+
+FAILED, WRONG_USE = 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0, 1 when a check failed or something was found, 2 when the command was wrong."""
+    try:
+        options = _parser().parse_args(arguments)
+        return options.command(options)
+    except OptionError as error:
+        sys.stderr.write(f"turbogr: {error}\n")
+        return WRONG_USE
+    except TurbogrError as error:
+        sys.stderr.write(f"turbogr: {error}\n")
+        return FAILED
+    except BrokenPipeError:  # `turbogr ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with the closest name for a mistyped command."""
+
+    def error(self, message: str) -> Any:
+        if "invalid choice" in message and "'" in message:
+            wrong = message.split("'")[1]
+            message += did_you_mean(wrong, COMMANDS)
+        super().error(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="turbogr", description="A compiler for generative recommenders.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name, (run, describe, arguments) in COMMANDS.items():
+        command = commands.add_parser(name, help=describe, description=describe)
+        arguments(command)
+        command.add_argument("--json", action="store_true", help="print data instead of text")
+        command.set_defaults(command=run)
+    return parser
+
+
+def _print(options: argparse.Namespace, data: Any, text: str) -> None:
+    sys.stdout.write((json.dumps(data, indent=1, default=str) if options.json else text).rstrip("\n") + "\n")
+
+
+# --- explain, run --------------------------------------------------------------------------------------
+
+
+def _model_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", help="file.py:function or package.module:function")
+    command.add_argument("--inputs", metavar="SPECS", help="e.g. 'f32[b=32, 64] i64[32]'; default: <function>_inputs()")
+    command.add_argument("--pipeline", metavar="SPEC", help="passes to run, e.g. 'remove-noops, my-pass{size=16}'")
+    command.add_argument("--target", help="default: cpu")
+    command.add_argument("--codegen", help="code generator of the target")
+    command.add_argument("--verify", help="off, fast, strict or numeric")
+    command.add_argument("--stop-after", metavar="PASS[:K]", help="stop after a pass, or after its k-th rewrite")
+    command.add_argument("--no-backward", action="store_true", help="do not run the backward")
+    command.add_argument("--load", action="append", default=[], metavar="MODULE", help="import first (passes of yours)")
+
+
+def _explain_arguments(command: argparse.ArgumentParser) -> None:
+    _model_arguments(command)
+    command.add_argument("--rule", metavar="NAME", help="show this pass or rule only")
+    command.add_argument("--html", metavar="DIR", type=Path, help="also write dumps and the viewer page there")
+
+
+def _run_arguments(command: argparse.ArgumentParser) -> None:
+    _model_arguments(command)
+    command.add_argument("--dump", metavar="DIR", type=Path, help="write dumps and the viewer page there")
+
+
+def _compiled(options: argparse.Namespace, **more: Any) -> Report:
+    for module in options.load:
+        load_module(module)
+    fn, args, kwargs = load(options.model, options.inputs)
+    if kwargs:
+        plain = fn
+        fn = lambda: plain(**kwargs)  # noqa: E731
+    settings = {k: getattr(options, k) for k in ("pipeline", "target", "codegen", "verify", "stop_after")}
+    given = {k: v for k, v in {**settings, **more}.items() if v is not None}
+    with progress(f"compiling {options.model}"):
+        return explain(fn, *args, backward=not options.no_backward, **given)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    report = _compiled(options, dump=options.html, on_error="raise")
+    records = [_only(r, options.rule) for r in report.records]
+    if options.rule and not any(r["steps"][1:] for r in records):
+        names = {s["name"] for r in report.records for s in r["steps"]} | {
+            w["rule"] for r in report.records for s in r["steps"] for w in (*s["rewrites"], *s["near_misses"])
+        }
+        raise OptionError(f"no pass or rule named {options.rule!r} ran{did_you_mean(options.rule, names)}")
+    page = f"\n\nviewer: {options.html / 'index.html'}" if options.html else ""
+    _print(options, records, "\n\n".join(summary_text(r, timing=True) for r in records) + page)
+    return 0
+
+
+def _only(record: dict[str, Any], rule: str | None) -> dict[str, Any]:
+    """The record reduced to one pass or rule."""
+    if rule is None:
+        return record
+    steps = [
+        s | {k: [x for x in s[k] if rule in (s["name"], x["rule"])] for k in ("rewrites", "near_misses")}
+        for s in record["steps"]
+        if s["status"] == "input" or rule in (s["name"], *(x["rule"] for x in s["rewrites"] + s["near_misses"]))
+    ]
+    return record | {"steps": steps, "remarks": [r for r in record["remarks"] if r["pass"] == rule]}
+
+
+def _run(options: argparse.Namespace) -> int:
+    report = _compiled(options, dump=options.dump, on_error="raise")
+    page = f"\n\nviewer: {options.dump / 'index.html'}" if options.dump else ""
+    _print(options, list(report.records), str(report) + page)
+    return 0
+
+
+# --- passes --------------------------------------------------------------------------------------------
+
+
+def _passes_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", nargs="?", help="show one pass with its options and order")
+    command.add_argument("--phase", choices=[p.value for p in Phase], help="only this phase")
+    command.add_argument("--pipeline", metavar="SPEC", help="default: the default pipeline")
+    command.add_argument("--target", default="cpu")
+    command.add_argument("--graph", metavar="FILE", type=Path, help="draw the order as SVG")
+    command.add_argument("--key", action="store_true", help="print the cache key and what it is made of")
+    command.add_argument("--load", action="append", default=[], metavar="MODULE", help="import first (passes of yours)")
+
+
+def _passes(options: argparse.Namespace) -> int:
+    for module in options.load:
+        load_module(module)
+    settings = Options.read({"pipeline": options.pipeline, "target": options.target})
+    if options.key:
+        parts = {"key": cache_key(settings), **key_parts(settings)}
+        _print(options, parts, json.dumps(parts, indent=1))
+    elif options.graph:
+        options.graph.write_text(order_svg(pipeline_order(settings.plan())), encoding="utf-8")
+        _print(options, {"written": str(options.graph)}, f"wrote {options.graph}")
+    elif options.name:
+        facts = _pass_facts(catalogue.find(options.name), settings.plan())
+        _print(options, facts, _pass_text(facts))
+    else:
+        every = [_pass_facts(c, settings.plan()) for c in catalogue.all_passes()]
+        shown = [f for f in every if options.phase in (None, f["phase"])]
+        rows = [[f["name"], f["phase"], "default" if f["in pipeline"] else "", f["summary"]] for f in shown]
+        text = table(rows, ["pass", "phase", "pipeline", "what it does"])
+        _print(options, shown, f"{text}\n\npipeline: {settings.plan().spec}")
+    return 0
+
+
+def _pass_facts(cls: type[Pass], pipeline: Pipeline) -> dict[str, Any]:
+    return {
+        "name": cls.name,
+        "phase": cls.phase.value,
+        "summary": cls.summary(),
+        "help": inspect.getdoc(cls) or "",
+        "site": str(cls.site()),
+        "in pipeline": any(p.name == cls.name for p in pipeline.passes()),
+        "options": {f.name: {"type": str(f.type), "default": f.default} for f in dataclasses.fields(cls)},
+        "order": {k: {"passes": list(getattr(cls, k)), "declared": str(declaration_site(cls, k))}
+                  for k in ("after", "before", "needs") if getattr(cls, k)},
+        "roles": sorted(r.value for r in cls.roles),
+    }  # fmt: skip
+
+
+def _pass_text(facts: dict[str, Any]) -> str:
+    lines = [f"{facts['name']}   phase {facts['phase']}   {facts['site']}", "", facts["help"], ""]
+    for name, option in facts["options"].items():
+        lines.append(f"  option {name}: {option['type']} = {option['default']}")
+    for kind, order in facts["order"].items():
+        lines.append(f"  {kind} {', '.join(order['passes'])}   {order['declared']}")
+    return "\n".join(lines).rstrip()
+
+
+# --- diff, view ----------------------------------------------------------------------------------------
+
+
+def _diff_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("first", help="DIR[/rank0/GRAPH][:STEP], a dump directory or one graph of it")
+    command.add_argument("second", help="the same; ':STEP' alone means the same graph at another step")
+
+
+def _diff(options: argparse.Namespace) -> int:
+    first = _graphs_at(options.first)
+    second = _graphs_at(options.second if not options.second.startswith(":") else
+                        options.first.rpartition(":")[0] + options.second)  # fmt: skip
+    names = [n for n in first if n in second] or ([*first][:1] if len(first) == len(second) == 1 else [])
+    if not names:
+        raise OptionError(f"no graph in common: {', '.join(first)} and {', '.join(second)}")
+    others = iter(second.values()) if names[0] not in second else None
+    diffs = {}
+    for name in names:
+        other = second[name] if others is None else next(others)
+        diffs[name] = diff_text(first[name], other, (f"{options.first} {name}", f"{options.second} {name}"))
+    text = "\n".join(d for d in diffs.values() if d) or "no difference"
+    _print(options, diffs, text)
+    return FAILED if any(diffs.values()) else 0
+
+
+def _graphs_at(place: str) -> dict[str, str]:
+    """Texts of the graphs under a dump directory, at a step or at the end."""
+    directory, colon, step = place.rpartition(":") if ":" in place else (place, "", "")
+    root = Path(directory)
+    levels = ("record.json", "*/record.json", "rank*/*/record.json")
+    files = next((found for level in levels if (found := sorted(root.glob(level)))), [])
+    if not files:
+        raise OptionError(f"{directory!r} is not a dump directory: no record.json in it")
+    found = {}
+    for file in files:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        steps = record["steps"]
+        wanted = steps[-1] if not colon else next(
+            (s for s in steps if step in (str(s["number"]), f"{s['number']:03d}", s["name"])), None)  # fmt: skip
+        if wanted is None:
+            known = [s["name"] for s in steps]
+            if len(files) == 1:
+                raise OptionError(f"{record['graph']} has no step {step!r}{did_you_mean(step, known)}; it has "
+                                  f"{', '.join(known)}")  # fmt: skip
+            continue
+        found[record["graph"]] = snapshot_text(record, wanted["snapshot"])
+    if not found:
+        raise OptionError(f"no graph of {directory!r} has a step {step!r}")
+    return found
+
+
+def _view_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("directory", type=Path, help="dump directory")
+    command.add_argument("--open", action="store_true", help="open the page in the browser")
+
+
+def _view(options: argparse.Namespace) -> int:
+    if not (options.directory / "run.json").is_file():
+        raise OptionError(f"{str(options.directory)!r} is not a dump directory: no run.json in it")
+    with progress("drawing"):
+        page = write_view(options.directory)
+    _print(options, {"page": str(page)}, str(page))
+    if options.open:
+        webbrowser.open(page.absolute().as_uri())
+    return 0
+
+
+# --- bisect --------------------------------------------------------------------------------------------
+
+
+def _bisect_arguments(command: argparse.ArgumentParser) -> None:
+    _model_arguments(command)
+    command.add_argument("--fast", action="store_true", help="binary search; trusts that no later pass masks the error")
+    command.add_argument("--oracle", metavar="CMD", help="command that fails when the numbers are wrong; run with "
+                         "TURBOGR_STOP_AFTER set; the model is then not run here")  # fmt: skip
+
+
+def _bisect(options: argparse.Namespace) -> int:
+    if options.oracle:
+        return _bisect_by_command(options)
+    snapshots = Snapshots()
+    for module in options.load:
+        load_module(module)
+    fn, args, kwargs = load(options.model, options.inputs)
+    settings = {k: getattr(options, k) for k in ("pipeline", "target", "codegen", "verify") if getattr(options, k)}
+    with progress(f"compiling {options.model}") as say:
+        compiled = compile(fn, instruments=[snapshots], on_error="raise", **settings)
+        result = compiled(*args, **kwargs)
+        if not options.no_backward:
+            _torch.run_backward(result)
+        found = find_culprits(snapshots, options.fast, say)
+    again = f"turbogr run {shlex.quote(options.model)}" + "".join(
+        f" --{k} {shlex.quote(v)}" for k in ("inputs", "pipeline", "target") if (v := getattr(options, k))
+    )
+    data = [
+        {"graph": f.graph, "pass": f.spec, "site": f.site, "rewrite": f.rewrite, "rewrites": f.rewrites, "rule": f.rule,
+         "line": str(f.line or ""), "what": f.verdict.text, "before": f.verdict.before, "after": f.verdict.after,
+         "good": f"{again} --stop-after {f.good}", "bad": f"{again} --stop-after {f.bad}"}
+        for f in found
+    ]  # fmt: skip
+    text = "\n\n".join(
+        f"{f}\n  good: {again} --stop-after {f.good}\n  bad:  {again} --stop-after {f.bad}" for f in found
+    )
+    stops = sum(len(kept) for _, _, kept in snapshots.runs)
+    _print(options, data, text or f"all {stops} changed graphs compute what they computed before")
+    return FAILED if found else 0
+
+
+def _bisect_by_command(options: argparse.Namespace) -> int:
+    """Pass and rewrite after which the user's command begins to fail."""
+    pipeline = Options.read({"pipeline": options.pipeline, "target": options.target}).plan()
+    names = [p.name for item in pipeline.order() for p in getattr(item, "passes", (item,))]
+
+    def fails(stop_after: str) -> bool:
+        say(f"TURBOGR_STOP_AFTER={stop_after} {options.oracle}")
+        environment = {**os.environ, "TURBOGR_STOP_AFTER": stop_after}
+        if options.pipeline:
+            environment["TURBOGR_PIPELINE"] = options.pipeline
+        return subprocess.run(shlex.split(options.oracle), env=environment, stdout=subprocess.DEVNULL).returncode != 0
+
+    with progress("bisecting") as say:
+        if fails(f"{names[0]}:0"):
+            _print(options, {"pass": None}, "the command fails with no pass run at all: not turbogr's passes")
+            return FAILED
+        guilty = first_bad(len(names), lambda i: fails(names[i]), fast=True)
+        if guilty is None:
+            _print(options, {"pass": None}, "the command succeeds with all passes")
+            return 0
+        name, high = names[guilty], 1
+        while not fails(f"{name}:{high}"):
+            high *= 2
+        low = high // 2
+        rewrite = low + 1 + (first_bad(high - low, lambda i: fails(f"{name}:{low + 1 + i}"), fast=True) or 0)
+    good, bad = f"TURBOGR_STOP_AFTER={name}:{rewrite - 1}", f"TURBOGR_STOP_AFTER={name}:{rewrite}"
+    _print(options, {"pass": name, "rewrite": rewrite, "good": good, "bad": bad},
+           f"{name}, rewrite {rewrite}\n  good: {good} {options.oracle}\n  bad:  {bad} {options.oracle}")  # fmt: skip
+    return FAILED
+
+
+# --- doctor --------------------------------------------------------------------------------------------
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    found = diagnose()
+    _print(options, found, doctor_text(found))
+    return 0
+
+
+Arguments = Callable[[argparse.ArgumentParser], None]
+COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str, Arguments]] = {
+    "explain": (_explain, "compile a function and explain what each pass did or why it did not", _explain_arguments),
+    "passes": (_passes, "list passes, or show one; the order, the cache key", _passes_arguments),
+    "run": (_run, "run a pipeline on a function", _run_arguments),
+    "diff": (_diff, "compare dumped graphs: between passes, runs or versions", _diff_arguments),
+    "bisect": (_bisect, "find the pass and the rewrite that changed the numbers", _bisect_arguments),
+    "view": (_view, "write the viewer page of a dump directory", _view_arguments),
+    "doctor": (_doctor, "what is installed, which targets can run here, what is missing", lambda command: None),
+}

@@ -1,0 +1,67 @@
+"""What is installed, which targets can run here, and what is missing for the others."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from . import _torch
+from .lowering.target import find_target, target_names
+from .text import table
+
+PACKAGES = ("torch", "turbogr", "networkx", "sympy", "jinja2", "rich", "torch_npu", "fbgemm-gpu-cpu")
+
+
+def diagnose() -> dict[str, Any]:
+    targets = []
+    for name in target_names():
+        target = find_target(name)
+        for codegen in target.codegens:
+            lacking = [asdict(m) for m in target.missing(codegen)]
+            targets.append({"target": name, "codegen": codegen, "ready": not lacking, "missing": lacking,
+                            "default": codegen == target.codegens[0], "summary": target.summary})  # fmt: skip
+    return {
+        "machine": {
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.machine()}",
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "vectors": torch.backends.cpu.get_cpu_capability(),
+            "c++ compiler": _torch.cpp_compiler() or "none",
+        },
+        "packages": {name: _version(name) for name in PACKAGES},
+        "entry point": _entry_point(),
+        "targets": targets,
+    }
+
+
+def doctor_text(found: dict[str, Any]) -> str:
+    rows = [[k, str(v)] for k, v in found["machine"].items()]
+    rows += [[k, v or "not installed"] for k, v in found["packages"].items()]
+    rows.append(["backend 'turbogr'", found["entry point"]])
+    lines = [table(rows), ""]
+    for t in found["targets"]:
+        mark = "ready" if t["ready"] else "missing"
+        default = ", default" if t["default"] else ""
+        lines.append(f"{mark:8} target {t['target']}, codegen {t['codegen']}{default}: {t['summary']}")
+        lines += [f"           {m['what']}: {m['remedy']}" for m in t["missing"]]
+    return "\n".join(lines)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _entry_point() -> str:
+    from torch._dynamo.backends.registry import list_backends
+
+    known = "turbogr" in list_backends(exclude_tags=())
+    return "known to torch.compile" if known else "not known to torch.compile: reinstall turbogr"

@@ -1,0 +1,52 @@
+"""Questions that several passes ask of a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+# Composite ops that return a view of their argument when they can; their schema does not say so.
+_MAYBE_VIEWS = {aten.reshape.default, aten.contiguous.default, aten.to.dtype, aten.flatten.using_ints}
+_MODES = {"_enter_autocast", "_exit_autocast", "_set_grad_enabled"}
+
+
+def is_view(node: fx.Node) -> bool:
+    """May the result share memory with the first argument?"""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return node.op == "call_function"  # getitem and friends: assume the worst
+    returns = target._schema.returns
+    return target in _MAYBE_VIEWS or (bool(returns) and returns[0].alias_info is not None)
+
+
+def returned(graph: fx.Graph) -> set[fx.Node]:
+    """Values whose memory the caller may get to see: merging or bypassing them could make two results share it."""
+    (output,) = graph.find_nodes(op="output")
+    todo, seen = list(output.all_input_nodes), set()
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "call_function" and is_view(node):
+            todo += node.all_input_nodes[:1]
+    return seen
+
+
+def regions(graph: fx.Graph) -> dict[fx.Node, int]:
+    """Number of mode switches (autocast, grad mode) before each node: equal numbers, equal modes."""
+    count, found = 0, {}
+    for node in graph.nodes:
+        if node.op == "call_function" and getattr(node.target, "__name__", "") in _MODES:
+            count += 1
+        found[node] = count
+    return found
+
+
+def tensor(node: Any) -> torch.Tensor | None:
+    """Fake value of a node that is one tensor."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None

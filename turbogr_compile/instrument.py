@@ -1,0 +1,69 @@
+"""What watches passes run. Verifying, recording, dumping and tracing are instruments, never part of a pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from .context import Context
+from .pass_base import Pass, Phase, Role
+from .remarks import Remark
+
+
+@dataclass
+class Step:
+    """One pass on one graph: what it is, and, once it ran, what came of it."""
+
+    number: int
+    pass_: Pass
+    status: str = "running"  # changed, unchanged, skipped, failed
+    reason: str = ""
+    context: Context | None = None
+    seconds: float = 0.0
+
+    @property
+    def changed(self) -> bool:
+        return self.status == "changed"
+
+
+@dataclass
+class GraphRun:
+    """All passes of one phase on one graph."""
+
+    name: str  # '0.0-captured'
+    role: Role
+    phase: Phase
+    target: str
+    pipeline: Any  # Pipeline
+    options: Any  # Options
+    module: fx.GraphModule
+    inputs: Any = None  # example inputs, real ones where the phase has them
+    steps: list[Step] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.module.graph
+
+
+class Instrument:
+    """Base with empty hooks; override what you need and pass it as `options={"instruments": [...]}`."""
+
+    explains = False  # rules look for near misses only when some instrument will show them
+
+    def start(self, run: GraphRun) -> None:
+        """The graph as it arrived; called again when a failing pass made the run start over."""
+
+    def before(self, run: GraphRun, step: Step) -> None: ...
+
+    def rewritten(self, run: GraphRun, step: Step) -> None:
+        """After each single rewrite inside a pass; the latest is `step.context.rewrites[-1]`."""
+
+    def after(self, run: GraphRun, step: Step) -> None:
+        """After a pass, changed or not. Raising here counts as the pass's failure."""
+
+    def failed(self, run: GraphRun, step: Step, error: Exception) -> None: ...
+
+    def finish(self, run: GraphRun) -> None: ...

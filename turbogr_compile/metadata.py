@@ -1,0 +1,94 @@
+"""Keep `meta["val"]` true after a pass, without asking the pass to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from . import _torch
+from .errors import VerifyError
+from .provenance import line_of
+
+Signature = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+def signatures(graph: fx.Graph) -> dict[fx.Node, Signature]:
+    """What each node computes from, to find the nodes a pass touched."""
+    return {n: (n.target, n.args, dict(n.kwargs)) for n in graph.nodes}
+
+
+def refresh(module: fx.GraphModule, before: dict[fx.Node, Signature]) -> list[fx.Node]:
+    """Recompute fake values along the dirty frontier; returns the nodes whose value was recomputed.
+
+    A node is dirty when it is new, when its target or arguments changed, or when the shape, stride, dtype
+    or device of an input changed. The walk stops where a recomputed value describes the same tensor.
+    """
+    mode = _torch.fake_mode_of(module.graph)
+    if mode is None:
+        return []
+    prop = FakeTensorProp(module, mode)
+    moved: set[fx.Node] = set()
+    done = []
+    for node in module.graph.nodes:
+        if node.op in ("placeholder", "get_attr", "output"):
+            continue
+        touched = before.get(node) != (node.target, node.args, dict(node.kwargs))
+        if not touched and "val" in node.meta and not any(n in moved for n in node.all_input_nodes):
+            continue
+        old = node.meta.get("val")
+        node.meta["val"] = _recompute(prop, mode, node)
+        done.append(node)
+        if not same_tensor(old, node.meta["val"]):
+            moved.add(node)
+    return done
+
+
+def recompute_all(module: fx.GraphModule) -> dict[fx.Node, Any]:
+    """Fresh fake values of every node, leaving the graph's own alone (the strict verifier compares the two)."""
+    mode = _torch.fake_mode_of(module.graph)
+    if mode is None:
+        return {}
+    prop = FakeTensorProp(module, mode)
+    return {n: _recompute(prop, mode, n) for n in module.graph.nodes if n.op == "call_function"}
+
+
+def _recompute(prop: FakeTensorProp, mode: _torch.FakeTensorMode, node: fx.Node) -> Any:
+    for source in node.all_input_nodes:
+        prop.env[source] = source.meta.get("val")
+    kept = dict(node.meta)
+    try:
+        # Values, not gradients: a graph before autograd holds parameters, and must not grow a tape here.
+        with mode, torch.no_grad(), _torch.ignore_fresh_unbacked(mode.shape_env):
+            return prop.run_node(node)
+    except Exception as error:
+        first = str(error).strip().split("\n", 1)[0]
+        text = f"%{node.name} cannot be computed from its arguments: {first}"
+        raise VerifyError(text, node=node.name, line=str(line_of(node) or "")) from error
+    finally:
+        # FakeTensorProp writes its own keys; what the pass and torch wrote stays.
+        node.meta.clear()
+        node.meta.update(kept)
+
+
+def same_tensor(a: Any, b: Any, strides: bool = True) -> bool:
+    """Same shape, dtype, device (and strides), provably and without a guard."""
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(same_tensor(x, y, strides) for x, y in zip(a, b, strict=True))
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return (
+            a.dtype == b.dtype
+            and a.device == b.device
+            and a.layout == b.layout
+            and same_sizes(a.shape, b.shape)
+            and (not strides or a.layout != torch.strided or same_sizes(a.stride(), b.stride()))
+        )
+    if isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)) or isinstance(b, (torch.SymInt, torch.SymFloat)):
+        return type(a) is type(b) and _torch.statically_known_true(a == b)
+    return type(a) is type(b) and a == b
+
+
+def same_sizes(a: Any, b: Any) -> bool:
+    return len(a) == len(b) and all(_torch.statically_known_true(x == y) for x, y in zip(a, b, strict=True))

@@ -1,0 +1,113 @@
+"""All settings of one compilation, in one frozen value; `options=` and the environment are read here only."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import OptionError, did_you_mean
+from .instrument import Instrument
+from .pipeline import Pipeline
+
+VERIFY = ("off", "fast", "strict", "numeric")
+ON_ERROR = ("fallback", "raise")
+_EXPECTED = re.compile(r"\s*(?P<relation>>=|<=|==|>|<)?\s*(?P<count>\d+)\s*$")
+_ENVIRONMENT = ("target", "codegen", "pipeline", "dump", "verify", "on_error", "stop_after")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `torch.compile(..., backend="turbogr", options={...})` accepts."""
+
+    target: str = "cpu"  # who runs the graphs
+    codegen: str | None = None  # code generator of the target; None: the target's default
+    pipeline: Pipeline | None = None  # the whole pipeline; None: the target's default
+    passes: tuple[Any, ...] = ()  # passes to add to the pipeline
+    without: tuple[str, ...] = ()  # passes to leave out of it
+    dump: Path | None = None  # directory for pass dumps
+    verify: str = "fast"  # off, fast, strict, numeric
+    on_error: str = "fallback"  # when a pass fails: go on without it, or raise
+    expect: Mapping[str, str | int] = dataclasses.field(default_factory=dict)  # rewrites that must happen
+    instruments: tuple[Instrument, ...] = ()  # your own watchers
+    stop_after: str | None = None  # 'pass' or 'pass:k': stop there, or after its k-th rewrite (bisection)
+
+    @staticmethod
+    def read(options: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None) -> Options:
+        """Options from a user's mapping; what it does not say comes from TURBOGR_* variables, then the defaults."""
+        given = dict(options or {})
+        known = {f.name for f in dataclasses.fields(Options)}
+        for name in given:
+            if name not in known:
+                raise OptionError(
+                    f"unknown option {name!r}{did_you_mean(name, known)}; turbogr knows: {', '.join(sorted(known))}"
+                )
+        environment = os.environ if environment is None else environment
+        for name in _ENVIRONMENT:
+            value = environment.get(f"TURBOGR_{name.upper()}")
+            if value and given.get(name) is None:
+                given[name] = value
+        return Options(**{k: v for k, v in given.items() if v is not None})
+
+    def __post_init__(self) -> None:
+        from .lowering.target import find_target
+
+        target = find_target(self.target)
+        self._set("codegen", target.check_codegen(self.codegen))
+        _one_of("verify", self.verify, VERIFY)
+        _one_of("on_error", self.on_error, ON_ERROR)
+        pipeline = Pipeline.default(self.target) if self.pipeline is None else Pipeline.of(self.pipeline)
+        extra = (self.passes,) if isinstance(self.passes, str) else tuple(self.passes)
+        left_out = (self.without,) if isinstance(self.without, str) else tuple(self.without)
+        pipeline = pipeline.with_(*Pipeline.of(list(extra)).items) if extra else pipeline
+        pipeline = pipeline.without(*left_out) if left_out else pipeline
+        self._set("pipeline", pipeline)
+        self._set("passes", ())
+        self._set("without", ())
+        if self.dump is not None:
+            self._set("dump", Path(self.dump))
+        self._set("instruments", tuple(self.instruments))
+        for instrument in self.instruments:
+            if not isinstance(instrument, Instrument):
+                raise OptionError(f"option 'instruments' takes Instrument objects, got {type(instrument).__name__}")
+        here = [p.name for p in pipeline.passes()]
+        if self.stop_after is not None and self.stop()[0] not in here:
+            hint = did_you_mean(self.stop()[0], here)
+            raise OptionError(f"option 'stop_after' names {self.stop()[0]!r}, which is not in the pipeline{hint}")
+        for name, count in self.expect.items():
+            if name not in here:
+                hint = did_you_mean(name, here)
+                raise OptionError(f"option 'expect' names {name!r}, which is not in the pipeline{hint}")
+            read_expectation(name, count)
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def stop(self) -> tuple[str, int | None]:
+        """Pass to stop after, and the number of rewrites it may do; ('', None) to run them all."""
+        name, _, count = (self.stop_after or "").partition(":")
+        if count and not count.isdigit():
+            raise OptionError(f"option 'stop_after' takes 'pass' or 'pass:number', got {self.stop_after!r}")
+        return name, int(count) if count else None
+
+    def plan(self) -> Pipeline:
+        """The pipeline that will run."""
+        assert self.pipeline is not None
+        return self.pipeline
+
+
+def read_expectation(name: str, count: str | int) -> tuple[str, int]:
+    """('>=', 1) for '>=1'; a bare number means exactly."""
+    found = _EXPECTED.match(str(count))
+    if not found:
+        raise OptionError(f"option 'expect' for {name!r} takes a number or a text such as '>=1', got {count!r}")
+    return found["relation"] or "==", int(found["count"])
+
+
+def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise OptionError(f"option {name!r} takes {', '.join(known)}; got {value!r}{did_you_mean(str(value), known)}")

@@ -1,0 +1,114 @@
+"""The instrument that fills records; dumps, traces and `explain` are subclasses or readers of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import stats
+from .context import NearMiss
+from .instrument import GraphRun, Instrument, Step
+from .pipeline import Pipeline
+from .record import Recorder
+
+
+class Recording(Instrument):
+    """Keeps one record per graph, in the order of finishing."""
+
+    explains = True
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+
+    def start(self, run: GraphRun) -> None:
+        self.recorder = Recorder(
+            run.name, run.role.value, phase=run.phase.value, target=run.target, pipeline=run.pipeline.spec
+        )
+        self.recorder.data["order"] = pipeline_order(run.pipeline)
+        self._cost = stats.cost(run.graph)
+        self.recorder.data["steps"].append({
+            "number": 0, "name": "input", "spec": "", "phase": run.phase.value, "summary": "the graph as it arrived",
+            "site": "", "status": "input", "reason": "", "snapshot": self.recorder.snapshot(run.graph), "rewrites": [],
+            "near_misses": [], "stats": _stats(self._cost, self._cost, run), "seconds": 0.0,
+        })  # fmt: skip
+        self._rewrites: list[dict[str, Any]] = []
+
+    def before(self, run: GraphRun, step: Step) -> None:
+        self._rewrites = []
+
+    def rewritten(self, run: GraphRun, step: Step) -> None:
+        assert step.context is not None
+        done = step.context.rewrites[-1]
+        data = self.recorder.data
+        before = data["snapshots"][-1]
+        index = self.recorder.snapshot(run.graph)
+        after = data["snapshots"][index]
+        kept = set(before) & set(after)
+        removed = [i for i in before if i not in kept]
+        added = [i for i in after if i not in kept]
+        lines = [data["nodes"][i]["line"] for i in (*removed, *added) if data["nodes"][i]["line"] is not None]
+        self._rewrites.append({
+            "rule": done.rule, "site": done.site, "snapshot": index, "removed": removed, "added": added,
+            "line": lines[0] if lines else None,
+        })  # fmt: skip
+
+    def after(self, run: GraphRun, step: Step) -> None:
+        context = step.context
+        now = stats.cost(run.graph) if step.changed else self._cost
+        entry = self._entry(run, step)
+        entry["stats"] = _stats(self._cost, now, run)
+        if context is not None:
+            entry["near_misses"] = [self._near_miss(m) for m in context.near_misses]
+            entry["stats"]["saved"] = {k: stats.formula(v) for k, v in context.savings.items()}
+        self._cost = now
+
+    def failed(self, run: GraphRun, step: Step, error: Exception) -> None:
+        entry = self._entry(run, step)
+        entry["stats"] = _stats(self._cost, self._cost, run)
+
+    def finish(self, run: GraphRun) -> None:
+        for remark in run.remarks:
+            self.recorder.remark(remark)
+        self.records.append(self.recorder.data)
+
+    def _entry(self, run: GraphRun, step: Step) -> dict[str, Any]:
+        entry = {
+            "number": step.number, "name": step.pass_.name, "spec": step.pass_.spec, "phase": run.phase.value,
+            "summary": type(step.pass_).summary(), "site": str(type(step.pass_).site()), "status": step.status,
+            "reason": step.reason, "snapshot": self.recorder.snapshot(run.graph), "rewrites": self._rewrites,
+            "near_misses": [], "stats": {}, "seconds": round(step.seconds, 6),
+        }  # fmt: skip
+        self._rewrites = []
+        self.recorder.data["steps"].append(entry)
+        return entry
+
+    def _near_miss(self, miss: NearMiss) -> dict[str, Any]:
+        return {
+            "rule": miss.rule, "site": miss.site, "node": miss.node, "line": self.recorder.line(miss.line),
+            "matched": miss.matched, "total": miss.total,
+            "obstacles": [{"kind": o.kind, "text": o.text, "hint": o.hint, "node": o.node} for o in miss.obstacles],
+        }  # fmt: skip
+
+
+def _stats(before: stats.Cost, after: stats.Cost, run: GraphRun) -> dict[str, Any]:
+    ops = {k: after.ops[k] - before.ops[k] for k in sorted({*before.ops, *after.ops}) if after.ops[k] != before.ops[k]}
+    return {
+        "nodes": [before.nodes, after.nodes],
+        "flops": [stats.formula(before.flops), stats.formula(after.flops)],
+        "bytes": [stats.formula(before.bytes), stats.formula(after.bytes)],
+        "flops_value": [stats.at_hints(c.flops, run.graph) for c in (before, after)],
+        "bytes_value": [stats.at_hints(c.bytes, run.graph) for c in (before, after)],
+        "unknown": sorted(after.unknown),
+        "ops": ops,
+        "saved": {},
+    }
+
+
+def pipeline_order(pipeline: Pipeline) -> dict[str, Any]:
+    """The declared order of the whole pipeline, every phase."""
+    passes = [
+        {"name": p.name, "phase": p.phase.value, "present": True, "summary": type(p).summary()}
+        for item in pipeline.order()
+        for p in getattr(item, "passes", (item,))
+    ]
+    edges = [{"from": d.earlier, "to": d.later, "kind": d.kind, "site": str(d.site)} for d in pipeline.declarations()]
+    return {"passes": passes, "edges": edges}

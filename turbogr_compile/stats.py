@@ -1,0 +1,146 @@
+"""What a graph costs, as formulas in its symbolic sizes and as numbers at the sizes seen.
+
+FLOPs count products (matrix products, attention, convolutions), two per multiply-add, as PyTorch's own counter does.
+An op outside ATen without a registered formula is listed as unknown, never counted as zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch.utils.flop_counter import flop_registry
+
+from .context import expression
+from .text import target_text
+
+aten = torch.ops.aten
+MAX_OPERATIONS = 400  # beyond this a formula is printed unsimplified: simplification can explode
+
+
+@dataclass
+class Cost:
+    flops: sympy.Expr = field(default_factory=lambda: sympy.Integer(0))
+    bytes: sympy.Expr = field(default_factory=lambda: sympy.Integer(0))
+    unknown: Counter[str] = field(default_factory=Counter)
+    ops: Counter[str] = field(default_factory=Counter)
+    nodes: int = 0
+
+
+def cost(graph: fx.Graph) -> Cost:
+    total = Cost()
+    flops, moved = [], []
+    for node in graph.nodes:
+        total.nodes += 1
+        if node.op != "call_function":
+            continue
+        name = target_text(node)
+        total.ops[name] += 1
+        counted = _flops(node)
+        if counted is None:
+            total.unknown[name] += 1
+        else:
+            flops.append(counted)
+        moved.append(_bytes(node))
+    total.flops, total.bytes = sympy.Add(*flops), sympy.Add(*moved)
+    return total
+
+
+def formula(expr: sympy.Expr) -> str:
+    """Readable text of a cost."""
+    if expr.is_number or sympy.count_ops(expr) > MAX_OPERATIONS:
+        return str(expr)
+    return str(sympy.factor(expr)) if sympy.count_ops(expr) < 40 else str(sympy.expand(expr))
+
+
+def at_hints(expr: sympy.Expr, graph: fx.Graph) -> float | None:
+    """The number for the sizes the compiler has seen; None where a size is only known at run time."""
+    from . import _torch
+
+    env = _torch.shape_env_of(graph)
+    if expr.is_number:
+        return float(expr)
+    if env is None:
+        return None
+    known = {s: env.backed_var_to_val[s] for s in expr.free_symbols if s in env.backed_var_to_val}
+    value = expr.subs(known)
+    return float(value) if value.is_number else None
+
+
+def human(value: float | None, unit: str = "") -> str:
+    """1.5 G for 1.5e9; '?' where unknown."""
+    if value is None:
+        return "?"
+    if value == 0:
+        return f"0 {unit}".rstrip()
+    power = min(max(int(math.log10(abs(value)) // 3), 0), 5)
+    return f"{value / 1000**power:.3g} {' kMGTP'[power].strip()}{unit}".rstrip()
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta.get("val") if isinstance(argument, fx.Node) else argument
+
+
+def _prod(sizes: Any) -> sympy.Expr:
+    return sympy.Mul(*[expression(s) for s in sizes])
+
+
+def _flops(node: fx.Node) -> sympy.Expr | None:
+    target = node.target
+    packet = getattr(target, "overloadpacket", target)
+    args = [_value(a) for a in node.args]
+    out = node.meta.get("val")
+    if packet in _COMPOSITE and all(isinstance(a, torch.Tensor) for a in args[:2]):
+        return _COMPOSITE[packet](args, out)
+    if packet is aten.einsum:
+        return _einsum(node)
+    if packet in flop_registry:
+        try:
+            kwargs = {k: _value(v) for k, v in node.kwargs.items()}
+            return expression(flop_registry[packet](*args, **kwargs, out_val=out))
+        except Exception:
+            return None
+    if isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims", "prim"):
+        return None
+    return sympy.Integer(0)
+
+
+def _linear(args: list[Any], out: torch.Tensor) -> sympy.Expr:
+    return 2 * _prod(out.shape) * expression(args[0].shape[-1])
+
+
+_COMPOSITE = {aten.linear: _linear, aten.matmul: _linear}
+
+
+def _einsum(node: fx.Node) -> sympy.Expr | None:
+    """Two per point of the index space, for the usual product of two operands."""
+    equation, operands = node.args[0], node.args[1]
+    if not isinstance(equation, str) or "." in equation or not isinstance(operands, (list, tuple)):
+        return None
+    sizes: dict[str, Any] = {}
+    for labels, operand in zip(equation.replace(" ", "").split("->")[0].split(","), operands, strict=False):
+        sizes |= dict(zip(labels, _value(operand).shape, strict=False))
+    return 2 * _prod(sizes.values()) if len(operands) == 2 else None
+
+
+def _bytes(node: fx.Node) -> sympy.Expr:
+    """Bytes read and written by an op that is not a view."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or _is_view(target):
+        return sympy.Integer(0)
+    values = [_value(n) for n in node.all_input_nodes]
+    out = node.meta.get("val")
+    values += list(out) if isinstance(out, (list, tuple)) else [out]
+    return sympy.Add(*[_prod(v.shape) * v.element_size() for v in values if isinstance(v, torch.Tensor)])
+
+
+def _is_view(target: torch._ops.OpOverload) -> bool:
+    returns = target._schema.returns
+    return (bool(returns) and returns[0].alias_info is not None and not target._schema.is_mutable) or (
+        target in (aten.reshape.default, aten.detach.default)
+    )
