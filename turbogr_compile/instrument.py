@@ -21,7 +21,8 @@ class Step:
     status: str = "running"  # changed, unchanged, skipped, failed
     reason: str = ""
     context: Context | None = None
-    seconds: float = 0.0
+    began: float = 0.0
+    seconds: float = 0.0  # of the pass and the refresh of its metadata
 
     @property
     def changed(self) -> bool:

@@ -106,7 +106,7 @@ class Manager:
             self._tell("after", step)
             return step
         self._tell("before", step)
-        began = time.perf_counter()
+        step.began = time.perf_counter()
         try:
             self._apply(step)
         except PassError as error:
@@ -117,7 +117,6 @@ class Manager:
             raised.__cause__ = error
             self._fail(step, raised)
         finally:
-            step.seconds = time.perf_counter() - began
             log.debug("%s: %03d %s %s", self.run.name, step.number, step.pass_.spec, step.status)
         return step
 
@@ -139,6 +138,7 @@ class Manager:
             _lint(graph)
             metadata.refresh(self.run.module, self._seen)
         self.run.remarks += context.remarks
+        step.seconds = time.perf_counter() - step.began
         self._tell("after", step)
 
     def _limit(self, pass_: Pass) -> int | None:
@@ -165,6 +165,7 @@ class Manager:
 
     def _fail(self, step: Step, error: PassError) -> None:
         step.status = "failed"
+        step.seconds = time.perf_counter() - step.began
         error.pass_name = error.pass_name or step.pass_.name
         located = _located(error, step, self.run)
         step.reason = str(located)

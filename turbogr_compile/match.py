@@ -339,15 +339,17 @@ class Match:
 
     def obstacles(self) -> Iterator[Obstacle]:
         """Everything but the structure that forbids the rewrite here."""
-        yield from _declared_inputs(self)
-        yield from _result_dtypes(self)
-        yield from _escapes(self)
-        yield from _barriers(self)
-        yield from self._unmet()
+        surprises = bool(self._state.obstacles)
+        for check in (_declared_inputs, _result_dtypes, _escapes, _barriers):
+            for obstacle in check(self):
+                surprises = True
+                yield obstacle
+        yield from self._unmet(surprises)
         if self.insertion_point() is None:
             yield _no_insertion_point(self)
 
-    def _unmet(self) -> Iterator[Obstacle]:
+    def _unmet(self, surprises: bool) -> Iterator[Obstacle]:
+        """What `when` refuses. It may rely on what the rule declares, so it may break where that does not hold."""
         for predicate in self.rule.predicates:
             try:
                 predicate(self)
@@ -356,7 +358,7 @@ class Match:
             except TurbogrError:
                 raise
             except Exception as error:
-                if not self.refusals:  # else it only shows that the requirement was needed
+                if not self.refusals and not surprises:
                     where = self.outputs[-1]
                     raise PassError(
                         f"rule '{self.rule.name}' ({self.rule.site}): `when` raised {type(error).__name__}: {error}",
@@ -441,7 +443,7 @@ def _barriers(m: Match) -> Iterator[Obstacle]:
     while node is not last and first is not last:
         if node not in m.nodes:
             changes_mode = getattr(node.target, "__name__", "") in _MODE_CHANGES
-            writes = any(isinstance(a, fx.Node) and storage(a) in reads for a in mutated_arguments(node))
+            writes = any(storage(n) in reads for a in mutated_arguments(node) for n in _nodes_in(a))
             if changes_mode or writes:
                 at = line_of(node)
                 yield Obstacle(
@@ -451,6 +453,12 @@ def _barriers(m: Match) -> Iterator[Obstacle]:
                     "move it before or after the whole expression",
                 )
         node = node.next
+
+
+def _nodes_in(argument: Any) -> list[fx.Node]:
+    if isinstance(argument, (list, tuple)):
+        return [n for a in argument for n in _nodes_in(a)]
+    return [argument] if isinstance(argument, fx.Node) else []
 
 
 def storage(node: fx.Node) -> fx.Node:
@@ -536,6 +544,8 @@ class Search:
             return states
         for sink in pattern.sinks[1:]:
             tries = [(s, other) for s in states for other in self._beside(s, sink)]
+            if soft and not tries:
+                return [replace(s, obstacles=(*s.obstacles, _no_other_output(sink, s))) for s in states]
             states = _best(after for s, other in tries for after in matcher.match([(sink, other)], s))
         return states
 
@@ -559,8 +569,8 @@ class Search:
         if isinstance(exact, Obstacle):
             yield pattern, replace(state, obstacles=(*state.obstacles, exact))
             return
-        known_at = {o: state.nodes.get(p) for o, p in zip(exact.outputs, pattern.outputs, strict=True)}
-        pairs = [(o, g) for o, g in known_at.items() if g is not None]
+        at = [state.nodes.get(p) for p in pattern.outputs]
+        pairs = [(o, g) for o, g in zip(exact.outputs, at, strict=True) if g is not None]
         start = State(dict(zip(exact.inputs, dict.fromkeys(bound), strict=True)), state.literals)
         holes = dict(zip(rule.tensors, bound, strict=True))
         for found in Matcher(exact, rule.literals, soft).match(pairs, start):
@@ -578,7 +588,9 @@ class Search:
         if key not in self._traced:
             try:
                 with trying(self._env):
-                    self._traced[key] = spelling.trace_on(values, which, literals)
+                    exact = spelling.trace_on(values, which, literals)
+                computes = all(o in exact.cones for o in exact.outputs)
+                self._traced[key] = exact if computes else _does_nothing(nodes)
             except TurbogrError:
                 raise
             except Exception as error:
@@ -613,7 +625,7 @@ class Search:
     def _attempts(self, rule: Rule) -> Iterator[Attempt]:
         for spelling in rule.spellings:
             for pattern in spelling.patterns:
-                anchors = [n for n in pattern.ops if 2 * len(pattern.cones[n]) >= len(pattern.ops)]
+                anchors = [n for n in sorted(pattern.ops) if 2 * len(pattern.cones[n]) >= len(pattern.ops)]
                 for anchor in anchors:
                     for node in self._found(anchor):
                         tries = self._by_structure(rule, pattern, anchor, node, soft=True)[:2]
@@ -726,6 +738,16 @@ def _does_not_fit(error: Exception, nodes: list[fx.Node]) -> Obstacle:
     why = f"it would need {guard.removesuffix(' == True')}, which is not provable" if guarded else first
     shapes = ", ".join(f"%{n.name}: {type_text(n.meta['val'])}" for n in dict.fromkeys(nodes))
     return Obstacle("shape", f"the pattern does not fit {shapes}: {why}", nodes[0].name)
+
+
+def _does_nothing(nodes: list[fx.Node]) -> Obstacle:
+    shapes = ", ".join(f"%{n.name}: {type_text(n.meta['val'])}" for n in dict.fromkeys(nodes))
+    return Obstacle("shape", f"on {shapes} the pattern returns its input", nodes[0].name)
+
+
+def _no_other_output(sink: fx.Node, state: State) -> Obstacle:
+    at = max(state.nodes.values())
+    return Obstacle("op", f"wants {target_text(sink)} as a further result, found none", at.name)
 
 
 def _ends_early(anchor: fx.Node, at: fx.Node) -> Obstacle:

@@ -51,40 +51,100 @@ aten = torch.ops.aten
 
 # --- spelling ------------------------------------------------------------------------------------
 
+_RESHAPES = {aten.reshape.default, aten.view.default, aten._unsafe_view.default}
 _SPELLED = {
     aten.view.default: aten.reshape.default,  # strides seen in tracing need not be those of the run
     aten._unsafe_view.default: aten.reshape.default,
     aten.lift_fresh_copy.default: aten.clone.default,
-}
+    aten.__and__.Tensor: aten.bitwise_and.Tensor, aten.__and__.Scalar: aten.bitwise_and.Scalar,
+    aten.__or__.Tensor: aten.bitwise_or.Tensor, aten.__or__.Scalar: aten.bitwise_or.Scalar,
+    aten.__xor__.Tensor: aten.bitwise_xor.Tensor, aten.__xor__.Scalar: aten.bitwise_xor.Scalar,
+}  # fmt: skip
 _COPIES = {aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default}
+_SAME_IF_SAME_SHAPE = {aten.reshape.default, aten.view.default, aten.expand.default, aten.slice.Tensor}
 _DIMS = {"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim"}
 _OF_RESULT = {"unsqueeze", "stack", "diag_embed"}  # dims count those of the result, which has one more
 _SIZES = {"reshape": "shape", "view": "size", "_unsafe_view": "size", "expand": "size"}  # -1 where a size is meant
 _UNSAID = {"pin_memory": False, "layout": torch.strided}  # same as leaving the argument out
+_TO_THE_END = torch.iinfo(torch.int64).max
 
 
 def normalize(graph: fx.Graph, phase: Phase) -> None:
     """Spell every node canonically. Changes no value, keeps the names of nodes it keeps, and is idempotent."""
-    returned = returned_memory(graph)
+    returned = _Returned(graph)
     for node in list(graph.nodes):
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
         if node.target is aten._assert_tensor_metadata.default:
             graph.erase_node(node)
-        elif _is_noop(node, phase, returned):
+            continue
+        if phase is Phase.PRE_GRAD and not _is_copy(node, phase, returned):
+            _skip_reshapes(node, returned)
+            node.target = _SPELLED.get(node.target, node.target)
+        _spell_arguments(node)
+        _spell_transpose(node)
+        if _is_copy(node, phase, returned) or _is_identity(node, returned):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-        else:
-            if phase is Phase.PRE_GRAD:
-                node.target = _SPELLED.get(node.target, node.target)
-            _spell_arguments(node)
 
 
-def _is_noop(node: fx.Node, phase: Phase, returned: set[StorageWeakRef]) -> bool:
-    """Passes its argument on. Kept where the caller gets to see the memory: there a copy or an alias is a difference."""
+class _Returned:
+    """What the caller gets to see: there a copy, or an alias, makes a difference."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        (output,) = graph.find_nodes(op="output")
+        self.nodes = set(output.all_input_nodes)
+        self.memory = returned_memory(graph)
+        stores = graph.find_nodes(op="call_function", target=aten.copy_.default)
+        self.written = {memory for n in stores for memory in memory_of(n.args[0])}  # where a copy keeps the old value
+
+    def __contains__(self, node: fx.Node) -> bool:
+        return not self.memory.isdisjoint(memory_of(node))
+
+
+def _is_copy(node: fx.Node, phase: Phase, returned: _Returned) -> bool:
+    """Passes its argument on, and nobody can tell."""
     if node.target in _COPIES or (node.target is aten.detach.default and phase is not Phase.PRE_GRAD):
-        return memory_of(node).isdisjoint(returned)
+        return node not in returned
     return False
+
+
+def _is_identity(node: fx.Node, returned: _Returned) -> bool:
+    """A view of everything, in the same shape."""
+    if node.target not in _SAME_IF_SAME_SHAPE or (node.target is aten.slice.Tensor and len(node.args) > 4):
+        return False
+    source = node.args[0]
+    value, of = _value(node), _value(source)
+    if not isinstance(value, torch.Tensor) or not isinstance(of, torch.Tensor) or not _same_shape(value, of):
+        return False
+    # The caller can tell a view from an input, and from another result.
+    return node not in returned or (source.op != "placeholder" and source not in returned.nodes)
+
+
+def _skip_reshapes(node: fx.Node, returned: _Returned) -> None:
+    """Only the last of several reshapes counts. `reshape` itself is recorded as copy and view where it has to copy."""
+    if node.target not in _RESHAPES or not isinstance(node.args[0], fx.Node):
+        return
+    source = node.args[0]
+    if node.target is aten._unsafe_view.default and source.target is aten.clone.default:
+        source = source.args[0]
+    hidden = node not in returned
+    while (
+        source.target in _RESHAPES and (hidden or memory_of(node) == memory_of(source.args[0]))
+        or source.target is aten.clone.default and hidden and returned.written.isdisjoint(memory_of(source.args[0]))
+    ):  # fmt: skip
+        source = source.args[0]
+    node.args = (source, *node.args[1:])
+
+
+def _spell_transpose(node: fx.Node) -> None:
+    """Swapping two dims is `transpose`, lower dim first, also where it was written as `permute` or `T`."""
+    if node.target is aten.permute.default and all(type(d) is int for d in node.args[1]):
+        moved = [i for i, d in enumerate(node.args[1]) if i != d]
+        if len(moved) == 2:
+            node.target, node.args = aten.transpose.int, (node.args[0], *moved)
+    elif node.target is aten.transpose.int and all(type(d) is int for d in node.args[1:]):
+        node.args = (node.args[0], *sorted(node.args[1:]))
 
 
 def returned_memory(graph: fx.Graph) -> set[StorageWeakRef]:
@@ -128,15 +188,23 @@ class _Speller:
     def __init__(self, node: fx.Node, given: Mapping[str, Any]) -> None:
         packet = node.target.overloadpacket.__name__  # type: ignore[union-attr]
         is_aten = node.target.namespace == "aten"  # type: ignore[union-attr]
-        first = next(iter(given.values()), None)
+        first = given.get(node.target._schema.arguments[0].name) if given else None  # type: ignore[union-attr]
         subject = _value(first[0] if isinstance(first, (list, tuple)) and first else first)
         result = node.meta.get("val")
+        self.is_slice = node.target is aten.slice.Tensor
         self.rank = subject.ndim + (packet in _OF_RESULT) if is_aten and isinstance(subject, torch.Tensor) else None
         self.sizes = _SIZES.get(packet) if is_aten and isinstance(result, torch.Tensor) else None
         self.shape = result.shape if isinstance(result, torch.Tensor) else ()
-        self.floating = all(isinstance(v, torch.Tensor) and v.is_floating_point() for v in (subject, result))
+        self.floating = (
+            isinstance(subject, torch.Tensor) and subject.is_floating_point()
+            and isinstance(result, torch.Tensor) and (result.is_floating_point() or result.dtype is torch.bool)
+        )  # fmt: skip
 
     def __call__(self, argument: Any, value: Any) -> Any:
+        if self.is_slice and argument.name == "start" and value is None:
+            return 0
+        if self.is_slice and argument.name == "end" and value == _TO_THE_END:
+            return None
         kind = argument.real_type if hasattr(argument, "real_type") else argument.type
         inner = kind.getElementType() if isinstance(kind, torch.OptionalType) else kind
         if isinstance(inner, torch.ListType):

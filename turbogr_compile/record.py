@@ -9,7 +9,7 @@ under the same name) and snapshots are lists of node ids, so keeping every singl
     snapshots  [[node id, ...], ...]
     steps      [{number, name, spec, phase, summary, site, status, reason, snapshot, rewrites, near_misses,
                  stats, seconds}]            step 0 is the input; status: input | changed | unchanged | skipped | failed
-      rewrites     [{rule, site, removed, added, snapshot, line}]
+      rewrites     [{rule, site, removed, added, snapshot, line}]    removed, added: ids of node versions
       near_misses  [{rule, site, line, node, matched, total, obstacles: [{kind, text, hint, node}]}]
       stats        {nodes: [before, after], flops: [..], bytes: [..], flops_value: [..], bytes_value: [..],
                     ops: {op: delta}, unknown: [op], saved: {what: formula}}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import stats
+from . import catalogue, stats
 from .context import NearMiss
 from .instrument import GraphRun, Instrument, Step
+from .pass_base import Pass, declaration_site
 from .pipeline import Pipeline
 from .record import Recorder
 
@@ -104,11 +105,20 @@ def _stats(before: stats.Cost, after: stats.Cost, run: GraphRun) -> dict[str, An
 
 
 def pipeline_order(pipeline: Pipeline) -> dict[str, Any]:
-    """The declared order of the whole pipeline, every phase."""
-    passes = [
-        {"name": p.name, "phase": p.phase.value, "present": True, "summary": type(p).summary()}
-        for item in pipeline.order()
-        for p in getattr(item, "passes", (item,))
-    ]
+    """The declared order of the whole pipeline, every phase; passes it mentions but does not have are absent."""
+    here = [p for item in pipeline.order() for p in getattr(item, "passes", (item,))]
+    mentioned = {name for p in here for name in (*p.after, *p.before)} & set(catalogue.names())
+    absent = [catalogue.find(name) for name in sorted(mentioned - {p.name for p in here})]
+    passes = [_pass_entry(type(p), True) for p in here] + [_pass_entry(cls, False) for cls in absent]
     edges = [{"from": d.earlier, "to": d.later, "kind": d.kind, "site": str(d.site)} for d in pipeline.declarations()]
+    for p in here:
+        for kind in ("after", "before"):
+            for other in (o for o in getattr(p, kind) if any(o == a.name for a in absent)):
+                pair = (p.name, other) if kind == "before" else (other, p.name)
+                site = str(declaration_site(type(p), kind))
+                edges.append({"from": pair[0], "to": pair[1], "kind": kind, "site": site})
     return {"passes": passes, "edges": edges}
+
+
+def _pass_entry(cls: type[Pass], present: bool) -> dict[str, Any]:
+    return {"name": cls.name, "phase": cls.phase.value, "present": present, "summary": cls.summary()}

@@ -173,9 +173,10 @@ class Spelling:
             is_open = any(s.open for s in self.rule.inputs)
             yield from ((self.rule.inputs, n) for n in (_LEADING if is_open else (0,)))
             return
-        for rank in _RANKS:
-            dims = tuple(Dim(f"d{i}") for i in range(rank))
-            yield [TensorSpec("float", dims)] * len(self.rule.tensors), 0
+        for name in ("d{}", "d"):  # sizes all different; or, where that does not fit (a matmul), all the same
+            for rank in _RANKS:
+                dims = tuple(Dim(name.format(i)) for i in range(rank))
+                yield [TensorSpec("float", dims)] * len(self.rule.tensors), 0
 
     def _generic(self, specs: Sequence[TensorSpec], leading: int) -> Pattern:
         """Traced with several sets of literals: what varies as a literal does is where that literal sits."""

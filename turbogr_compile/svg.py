@@ -181,7 +181,8 @@ class Region:
             near.setdefault(name)
         # What a rewired node reads now explains the change as much as what it read before.
         for name in [n for n in rewired if n in near]:
-            near.update(dict.fromkeys(record["nodes"][new[name]]["inputs"]))
+            was, now = (record["nodes"][side[name]]["inputs"] for side in (old, new))
+            near.update(dict.fromkeys(n for n in now if n not in was))
         names = list(near)[:CAP]
         note = ""
         if not seeds:

@@ -332,6 +332,23 @@ def test_in_place_on_an_input_that_is_not_a_leaf():
     assert aten.copy_.default in backend.targets
 
 
+@pytest.mark.parametrize("aot", [True, False])
+def test_in_place_ops_that_need_the_old_value_for_their_gradient(aot: bool):
+    def body(h, w):
+        h.mul_(w)
+        h.view(-1).clamp_(-0.5, 0.5)
+        return h.sin() * w
+
+    compiled = torch.compile(body, backend=Backend(aot=aot))
+    x, w = f64(2, 3), f64(2, 3)
+
+    def grads(f):
+        h = x * 1
+        return torch.autograd.grad((f(h, w) + h).sum(), (x, w))
+
+    same(grads(body), grads(compiled), 1e-12)
+
+
 def test_written_input_is_returned_as_itself():
     def step(x, cache):
         cache.add_(x)

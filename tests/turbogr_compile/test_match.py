@@ -171,6 +171,21 @@ def test_the_other_order_of_operands_is_tried_before_giving_up():
     )
 
 
+def test_explaining_survives_a_when_that_relies_on_what_is_declared():
+    made = make("test-match-relies", lambda x: x.exp().neg(), lambda x: x.neg(), inputs="float[a, b, c]")
+    made.when(lambda m: m.require(m.x.shape[2] == 4, "four channels"))
+    miss = assert_near_miss(lambda x: x.exp().neg(), made, "shape", "f32[a, b]", text="`x` must be float[a, b, c]")
+    assert len(miss.obstacles) == 1
+
+
+def test_a_pattern_that_vanishes_on_some_shapes():
+    made = make(
+        "test-match-vanishes", lambda x: x.exp() if x.dim() == 2 else x, lambda x: x.exp2(), inputs="float[...]"
+    )
+    assert_unchanged(lambda x: x.exp(), rule=made, inputs="f32[a, b, c]")
+    assert_rewrites(lambda x: x.exp(), lambda x: x.exp2(), rule=made, inputs="f32[a, b]")
+
+
 # --- values --------------------------------------------------------------------------------------
 
 
@@ -360,6 +375,13 @@ def test_insert():
     assert miss.matched == 2
     assert_rewrites(
         lambda x: x.relu().neg() + x.exp(), lambda x: x.relu().abs() + x.exp(), rule=made, inputs="f32[a, b]"
+    )
+
+
+def test_a_missing_further_output():
+    made = make("test-match-outputs", lambda x, y: ((x @ y).relu().exp(), x.neg()), lambda x, y: (x @ y, x.neg()))
+    assert_near_miss(
+        lambda x: (x @ x).relu().exp(), made, "op", "f32[a, a]", text="wants aten.neg as a further result, found none"
     )
 
 

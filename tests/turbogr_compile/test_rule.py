@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from turbogr_compile import catalogue
+from turbogr_compile import catalogue, normal
+from turbogr_compile.context import Context
 from turbogr_compile.errors import PassError, RuleError
-from turbogr_compile.pass_base import Phase, declaration_site
+from turbogr_compile.pass_base import Phase, Role, declaration_site
 from turbogr_compile.pipeline import Pipeline
 from turbogr_compile.rule import RuleSet, rule
 from turbogr_compile.shapes import known
@@ -302,8 +303,6 @@ def test_importing_rules_traces_nothing():
 
 
 def test_patterns_are_traced_once(monkeypatch):
-    from turbogr_compile import normal
-
     made = make("test-traced-once", lambda x: x.relu().neg(), lambda x: x.neg().relu())
     traced = []
     original = normal.trace
@@ -327,8 +326,9 @@ def test_patterns_are_traced_in_the_middle_of_a_compilation():
 def test_autocast_around_the_compilation_does_not_reach_into_rules():
     made = make("test-under-autocast", lambda x, y: (x @ y).relu(), lambda x, y: (x @ y).clamp(min=0))
     module = trace_graph(lambda x, y: (x @ y).relu(), "f32[a, b] f32[b, c]")
+    context = Context(made.pass_class(), Role.CAPTURED, "cpu", None, module.graph)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        (context,) = run_passes(module, [made.pass_class()])
+        made.pass_class().run(module.graph, context)
     assert len(context.rewrites) == 1
 
 
@@ -455,9 +455,6 @@ def test_reasons_are_not_formatted_unless_somebody_reads_them():
     made = make("test-lazy-reasons", lambda x: x.relu().neg(), lambda x: x)
     asked = []
     made.when(lambda m: m.require(False, lambda: asked.append(1) or "no"))
-    from turbogr_compile.context import Context
-    from turbogr_compile.pass_base import Role
-
     for explaining in (False, True):
         graph = trace_graph(lambda x: x.relu().neg(), "f32[a, b]").graph
         context = Context(made.pass_class(), Role.CAPTURED, "cpu", None, graph, explaining=explaining)
