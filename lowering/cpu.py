@@ -13,7 +13,9 @@ from ..pass_base import Role
 from .aot import aot
 from .target import BaseTarget, Hooks, Missing
 
-DEFAULT_PIPELINE = "remove-noops, fold-masks, eliminate-common, eliminate-dead-code"
+DEFAULT_PIPELINE = (
+    "remove-noops, fold-views, fold-masks, eliminate-common, simplify-masks, recognize-activations, eliminate-dead-code"
+)
 
 
 @dataclass(frozen=True)

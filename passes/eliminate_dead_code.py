@@ -18,7 +18,9 @@ class EliminateDeadCode(Pass):
 
     name = "eliminate-dead-code"
     phase = Phase.PRE_GRAD
-    after = ("remove-noops", "fold-masks", "fold-views", "eliminate-common")
+    after = (
+        "remove-noops", "fold-masks", "fold-views", "eliminate-common", "simplify-masks", "recognize-activations",
+    )  # fmt: skip
 
     def run(self, graph: fx.Graph, ctx: Context) -> None:
         for node in reversed(graph.nodes):

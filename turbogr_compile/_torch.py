@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -240,3 +241,54 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
 def mark_added_input(node: fx.Node) -> None:
     """A placeholder that stands for nothing in the user's program."""
     node._dynamo_source = None  # type: ignore[attr-defined]
+
+
+# --- tracing beside a compilation --------------------------------------------------------------------
+
+_NOISY = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
+
+
+def named_symbol(env: ShapeEnv, name: str, hint: int) -> torch.SymInt:
+    """A backed symbolic size for traces that are not part of a compilation."""
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    source = ConstantSource(name)
+    symbol = env.create_symbol(hint, source, DimDynamic.DYNAMIC)
+    size = env.create_symintnode(symbol, hint=hint, source=source)
+    assert isinstance(size, torch.SymInt)
+    return size
+
+
+@contextmanager
+def trying(env: ShapeEnv | None = None) -> Iterator[None]:
+    """Run fake tensors through code that may not fit them. A wish for a guard on `env` raises instead, and torch
+    logs nothing: the caller says what came of it."""
+    loggers = [logging.getLogger(name) for name in _NOISY]
+    were = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        with env.error_on_new_guards() if env is not None else nullcontext(), ignore_fresh_unbacked(env):
+            yield
+    finally:
+        for logger, was in zip(loggers, were, strict=True):
+            logger.disabled = was
+
+
+@contextmanager
+def outside_compilation() -> Iterator[None]:
+    """Hide the compilation that may be under way: its fake mode is not the one of the tensors used here."""
+    from torch._guards import tracing
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with tracing(None), unset_fake_temporarily():
+        yield
+
+
+def without_autocast() -> AbstractContextManager[Any]:
+    return torch._C._DisableAutocast()
+
+
+def is_erased(node: fx.Node) -> bool:
+    return node._erased

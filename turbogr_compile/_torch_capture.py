@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch._decomp import _should_decompose_because_unsafe_op  # composites whose schema hides writes or views
 from torch._dispatch.python import enable_python_dispatcher  # symbolic sizes inside composite ops
 from torch._dynamo.source import ConstantSource  # AOTAutograd wants a source for every lifted constant
@@ -32,12 +33,14 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.multiprocessing.reductions import StorageWeakRef  # identity of memory
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # DTensor and friends
 
+get_data_attr = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]  # what Dynamo makes of `x.data`
+
 __all__ = [
     "ConstantSource", "FakeTensor", "FakeTensorMode", "FunctionalTensor", "FunctionalTensorMode",
     "HigherOrderOperator", "PropagateUnbackedSymInts", "ShapeEnv", "StorageWeakRef", "TracingContext",
     "_enter_inference_mode", "_exit_inference_mode",
     "_should_decompose_because_unsafe_op", "detect_fake_mode",
-    "enable_python_dispatcher", "from_fun", "get_proxy_mode", "has_data_mutation", "has_metadata_mutation",
+    "enable_python_dispatcher", "from_fun", "get_data_attr", "get_proxy_mode", "has_data_mutation", "has_metadata_mutation",
     "is_traceable_wrapper_subclass", "make_fx",
     "maybe_enable_thunkify", "to_fun", "track_tensor_tree",
 ]  # fmt: skip

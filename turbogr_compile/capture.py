@@ -3,11 +3,12 @@
 The captured module takes the place of Dynamo's: same inputs, same outputs, trainable in the same way.
 
 * Inputs the graph writes to (running statistics, caches, counters) are written by `aten.copy_` nodes at the end.
-* `no_grad` becomes `aten.detach`, autocast becomes explicit casts. Where autocast is on around the whole graph, the graph
-  turns it off for itself, so that no cast depends on who runs it.
+* `no_grad` becomes `aten.detach`, autocast becomes explicit casts. Where autocast is on around the whole graph, the
+  graph turns it off for itself (one `_enter_autocast` first, one `_exit_autocast` last), so that no cast depends on who
+  runs it.
 * Activation checkpointing is inlined; its nodes carry the tags by which AOTAutograd's partitioner recomputes them.
-* Everything else that holds a subgraph, or whose gradient functional code cannot express, is refused with the user's line:
-  Dynamo's own graph then runs unmodified.
+* Everything else that holds a subgraph, or whose gradient functional code cannot express, is refused with the user's
+  line: Dynamo's own graph then runs unmodified.
 """
 
 from __future__ import annotations
@@ -33,13 +34,23 @@ from ._torch_capture import (
     _enter_inference_mode,
     _exit_inference_mode,
     detect_fake_mode,
+    get_data_attr,
     get_proxy_mode,
     is_traceable_wrapper_subclass,
     to_fun,
     track_tensor_tree,
 )
 from .errors import TurbogrError
-from .normal import Traced, autocast_devices, finish, functional_trace, is_size_arithmetic, memory_of, remove_modes, tracked_nodes
+from .normal import (
+    Traced,
+    autocast_devices,
+    finish,
+    functional_trace,
+    is_size_arithmetic,
+    memory_of,
+    remove_modes,
+    tracked_nodes,
+)
 from .pass_base import Phase
 from .provenance import UserLine, line_of, user_line
 
@@ -113,6 +124,7 @@ _LEGACY = {
     torch.CharTensor: torch.int8, torch.ShortTensor: torch.int16, torch.IntTensor: torch.int32,
     torch.LongTensor: torch.int64, torch.BoolTensor: torch.bool,
 }  # fmt: skip
+_TRANSFORMS = ("torch._functorch", "torch._C._functorch", "torch._C._autograd")
 _SUBGRAPH_HINTS = {
     "autograd_function_apply": "a torch.autograd.Function: register it as an op with torch.library.custom_op instead",
     "cond": "replace the branch by torch.where where both sides may run",
@@ -154,6 +166,12 @@ class _Interpreter(PropagateUnbackedSymInts):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(target, HigherOrderOperator):
             return self._subgraph(target, args, kwargs)
+        if target is get_data_attr:
+            return args[0].detach()
+        if (getattr(target, "__module__", None) or "").startswith(_TRANSFORMS):
+            # Refused before it runs: it switches a mode that an abandoned trace would leave on.
+            what = f"{target.__name__} belongs to a function transform (vmap, grad, saved-tensor hooks)"
+            raise self._refuse("function-transform", what)
         if target in _LEGACY and len(args) == 1 and isinstance(args[0], torch.Tensor):
             # The constructor copies the data out, which a tracer cannot see.
             return args[0].to(_LEGACY[target] or torch.get_default_dtype(), copy=True)
@@ -182,11 +200,11 @@ class _Interpreter(PropagateUnbackedSymInts):
             return value
         proxies, mode = get_proxy_mode(), detect_fake_mode()
         assert proxies is not None and mode is not None
+        tracer: Any = proxies.tracer
         name = target.replace(".", "_")
-        setattr(proxies.tracer.root, name, value)
+        setattr(tracer.root, name, value)
         fake = mode.from_tensor(value, static_shapes=True)
-        proxy = proxies.tracer.create_proxy("get_attr", name, (), {})
-        track_tensor_tree(fake, proxy, constant=None, tracer=proxies.tracer)
+        track_tensor_tree(fake, tracer.create_proxy("get_attr", name, (), {}), constant=None, tracer=tracer)
         return to_fun(fake)
 
     def _subgraph(self, target: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
@@ -240,15 +258,16 @@ def _check_inputs(traced: Traced, inputs: Sequence[Any], gm: fx.GraphModule) -> 
         what = names[traced.reshaped[0]]
         raise CannotCapture("reshapes-input", f"input {what} gets a new shape or storage in place", line=line)
     if traced.viewed:
+        what = names[traced.viewed[0]]
         raise CannotCapture(
-            "returns-view-of-written-input", f"the graph writes to input {names[traced.viewed[0]]} and returns a view of it",
+            "returns-view-of-written-input", f"the graph writes to input {what} and returns a view of it",
             line=line, hint="return the whole tensor, or a copy of the part",
         )  # fmt: skip
     for i in traced.written:
         for j, other in enumerate(inputs):
             if i != j and isinstance(other, torch.Tensor) and _share_memory(inputs[i], other):
                 raise CannotCapture(
-                    "aliased-inputs", f"the graph writes to input {names[i]}, which shares memory with input {names[j]}",
+                    "aliased-inputs", f"the graph writes to input {names[i]}, which shares memory with {names[j]}",
                     line=line, hint="pass a clone of one of them",
                 )  # fmt: skip
 
@@ -275,7 +294,7 @@ def _check_writes(traced: Traced, tracked: set[fx.Node]) -> None:
         line = user_line(write.stack_trace)
         if owner.op == "placeholder":
             raise CannotCapture(
-                "mutates-parameter", "a parameter, or another input that requires grad, is written to outside of autograd",
+                "mutates-parameter", "a parameter, or another input that requires grad, is written to under no_grad",
                 line=line, hint="do this outside of the compiled function, or compute a new value instead",
             )  # fmt: skip
         raise CannotCapture(
@@ -341,7 +360,7 @@ def _adopt(gm: fx.GraphModule, module: fx.GraphModule) -> None:
     sources = dict(getattr(gm, "_param_name_to_source", None) or {})
     if hasattr(gm, "_param_name_to_source"):
         constants = {n.target for n in module.graph.find_nodes(op="get_attr")}
-        module._param_name_to_source = {c: sources.get(c) or ConstantSource(c) for c in constants}
+        vars(module)["_param_name_to_source"] = {c: sources.get(c) or ConstantSource(c) for c in constants}
     theirs, ours = gm.graph.find_nodes(op="placeholder"), module.graph.find_nodes(op="placeholder")
     for original, node in zip(theirs, ours, strict=True):
         node._rename(original.name)

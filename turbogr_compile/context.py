@@ -103,7 +103,6 @@ class Context:
             added=tuple(n.name for n in added),
         )
         self.rewrites.append(done)
-        self.at = None
         if self.on_rewrite is not None:
             self.on_rewrite(done)
 

@@ -89,7 +89,7 @@ class Manager:
         seen = [self._print]
         for _ in range(item.limit):
             fired = [p.name for p in item.passes if self._step(p, failures).changed]
-            if self._print == seen[-1]:
+            if not fired:
                 return
             if self._print in seen:
                 raise PipelineError(

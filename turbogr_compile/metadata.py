@@ -61,7 +61,8 @@ def _recompute(prop: FakeTensorProp, mode: _torch.FakeTensorMode, node: fx.Node)
     kept = dict(node.meta)
     try:
         # Values, not gradients: a graph before autograd holds parameters, and must not grow a tape here.
-        with mode, torch.no_grad(), _torch.ignore_fresh_unbacked(mode.shape_env):
+        # Casts are explicit in the normal form, so the user's autocast must not add any.
+        with mode, torch.no_grad(), _torch.without_autocast(), _torch.ignore_fresh_unbacked(mode.shape_env):
             return prop.run_node(node)
     except Exception as error:
         first = str(error).strip().split("\n", 1)[0]

@@ -4,16 +4,17 @@
 spelling. What holds afterwards:
 
 * functional: in-place ops are gone, every value is written once;
-* no modes: a value computed under `no_grad` and used outside is behind an `aten.detach`, autocast is explicit casts, so
-  the meaning of a node does not depend on where it stands;
-* PRE_GRAD keeps composites (`linear`, `layer_norm`, `softmax.int`, `matmul`, `dropout`, ...) and spells `view` as `reshape`;
+* no modes: a value computed under `no_grad` and used outside is behind an `aten.detach`, autocast is explicit casts,
+  so the meaning of a node does not depend on where it stands;
+* PRE_GRAD keeps composites (`linear`, `layer_norm`, `softmax.int`, `matmul`, `dropout`, ...), spells `view` as
+  `reshape`, one for several in a row, a swap of two dims as `transpose`, `&` as `bitwise_and`;
+* views that change nothing (full slices, expansion or reshape to the same shape) are gone;
 * arguments are positional as far as the schema allows, trailing defaults are dropped, dims are non-negative, a number
   that meets a floating-point tensor is a float.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -113,7 +114,7 @@ def _is_identity(node: fx.Node, returned: _Returned) -> bool:
     """A view of everything, in the same shape."""
     if node.target not in _SAME_IF_SAME_SHAPE or (node.target is aten.slice.Tensor and len(node.args) > 4):
         return False
-    source = node.args[0]
+    source: Any = node.args[0]
     value, of = _value(node), _value(source)
     if not isinstance(value, torch.Tensor) or not isinstance(of, torch.Tensor) or not _same_shape(value, of):
         return False
@@ -125,26 +126,32 @@ def _skip_reshapes(node: fx.Node, returned: _Returned) -> None:
     """Only the last of several reshapes counts. `reshape` itself is recorded as copy and view where it has to copy."""
     if node.target not in _RESHAPES or not isinstance(node.args[0], fx.Node):
         return
-    source = node.args[0]
+    source: Any = node.args[0]
     if node.target is aten._unsafe_view.default and source.target is aten.clone.default:
         source = source.args[0]
-    hidden = node not in returned
-    while (
-        source.target in _RESHAPES and (hidden or memory_of(node) == memory_of(source.args[0]))
-        or source.target is aten.clone.default and hidden and returned.written.isdisjoint(memory_of(source.args[0]))
-    ):  # fmt: skip
+    while (source.target in _RESHAPES or source.target is aten.clone.default) and _can_skip(source, node, returned):
         source = source.args[0]
     node.args = (source, *node.args[1:])
 
 
+def _can_skip(source: fx.Node, node: fx.Node, returned: _Returned) -> bool:
+    """May `node`, a reshape of `source`, start from what `source` starts from?"""
+    assert isinstance(source.args[0], fx.Node)
+    memory = memory_of(source.args[0])
+    if node in returned:
+        return memory_of(node) == memory  # views of one memory, before and after
+    return source.target in _RESHAPES or returned.written.isdisjoint(memory)
+
+
 def _spell_transpose(node: fx.Node) -> None:
     """Swapping two dims is `transpose`, lower dim first, also where it was written as `permute` or `T`."""
-    if node.target is aten.permute.default and all(type(d) is int for d in node.args[1]):
-        moved = [i for i, d in enumerate(node.args[1]) if i != d]
+    args: Any = node.args
+    if node.target is aten.permute.default:
+        moved = [i for i, d in enumerate(args[1]) if i != d]
         if len(moved) == 2:
-            node.target, node.args = aten.transpose.int, (node.args[0], *moved)
-    elif node.target is aten.transpose.int and all(type(d) is int for d in node.args[1:]):
-        node.args = (node.args[0], *sorted(node.args[1:]))
+            node.target, node.args = aten.transpose.int, (args[0], *moved)
+    elif node.target is aten.transpose.int:
+        node.args = (args[0], *sorted(args[1:]))
 
 
 def returned_memory(graph: fx.Graph) -> set[StorageWeakRef]:
@@ -254,8 +261,9 @@ def trace(
     phase: Phase,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> fx.GraphModule:
-    """The function as a graph of this phase, in normal form. Inputs are fake tensors (symbolic sizes welcome) or real ones.
+    """The function as a graph of this phase, in normal form.
 
+    Inputs are fake tensors (symbolic sizes welcome) or real ones; real tensors the function closes over are constants.
     PRE_GRAD keeps composites, exactly as capture does. Later phases see what is below autograd, taken apart by
     `decompositions`.
     """
@@ -283,7 +291,7 @@ def _faked(inputs: Sequence[Any]) -> list[Any]:
     tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
     if all(isinstance(x, FakeTensor) for x in tensors):
         return list(inputs)
-    mode = detect_fake_mode(tensors) or FakeTensorMode(shape_env=ShapeEnv())
+    mode = detect_fake_mode(tensors) or FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     real = [isinstance(x, torch.Tensor) and not isinstance(x, FakeTensor) for x in inputs]
     return [mode.from_tensor(x, static_shapes=True) if r else x for x, r in zip(inputs, real, strict=True)]
 
@@ -398,8 +406,8 @@ _MAY_ALIAS = {aten.type_as.default, aten.broadcast_tensors.default, aten.meshgri
 class _Composites(FunctionalTensorMode):
     """Functionalization above autograd: composites stay whole, autocast becomes explicit casts, writes are noted.
 
-    Unlike with the mode of `torch.export`, dropout's result may be written to: it is the input itself where dropout does
-    nothing, as in eager, and fresh elsewhere.
+    Unlike with the mode of `torch.export`, dropout's result may be written to: it is the input itself where dropout
+    does nothing, as in eager, and fresh elsewhere.
     """
 
     def __init__(self) -> None:
@@ -449,7 +457,7 @@ class _Composites(FunctionalTensorMode):
 
 def autocast_devices() -> dict[str, Any]:
     """Device types for which autocast is on, and the dispatch keys of their kernels."""
-    keys = torch._C.DispatchKey
+    keys: Any = torch._C.DispatchKey
     known = {
         "cpu": keys.AutocastCPU, "cuda": keys.AutocastCUDA,
         torch._C._get_privateuse1_backend_name(): keys.AutocastPrivateUse1,  # 'npu', once torch_npu is loaded
@@ -480,14 +488,15 @@ _AUTOCAST_NODES = {torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_m
 def remove_modes(traced: Traced, grad_enabled: bool) -> list[fx.Node]:
     """Make grad mode and autocast a matter of nodes, not of position.
 
-    A value computed while grad was disabled and used where it is enabled goes through `detach`; a `detach` of what needs
-    no gradient anyway is dropped. Autocast is explicit already, so its nodes just go. Returns the nodes that need
-    gradients although `grad_enabled`, the mode the graph will run under, is off: nothing can express those.
+    A value computed while grad was disabled and used where it is enabled goes through `detach`; a `detach` of what
+    needs no gradient anyway is dropped. Autocast is explicit already, so its nodes just go. Returns the nodes that
+    need gradients although `grad_enabled`, the mode the graph will run under, is off: nothing can express those.
     """
     graph = traced.module.graph
     returned = returned_memory(graph)
-    enabled, tracked, off, lost = grad_enabled, set(traced.leaves), set(), []
+    enabled, tracked, off = grad_enabled, set(traced.leaves), set()
     detached: dict[fx.Node, fx.Node] = {}
+    lost: list[fx.Node] = []
     for node in list(graph.nodes):
         if node.target is torch._C._set_grad_enabled:
             enabled = node.args[0]
@@ -502,16 +511,20 @@ def remove_modes(traced: Traced, grad_enabled: bool) -> list[fx.Node]:
             continue
         if _would_track(node, tracked):
             tracked.add(node)
-            (lost if enabled and not grad_enabled else []).append(node)
             if not enabled:
                 off.add(node)
-        elif node.target is aten.detach.default and node.args[0] not in tracked:
-            if memory_of(node).isdisjoint(returned):
-                node.replace_all_uses_with(node.args[0])
-                graph.erase_node(node)
+            elif not grad_enabled:
+                lost.append(node)
+        elif _is_idle_detach(node, tracked) and memory_of(node).isdisjoint(returned):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
     for node in reversed([n for n in graph.nodes if n.target in _AUTOCAST_NODES]):
         graph.erase_node(node)
     return lost
+
+
+def _is_idle_detach(node: fx.Node, tracked: set[fx.Node]) -> bool:
+    return node.target is aten.detach.default and node.args[0] not in tracked
 
 
 def tracked_nodes(traced: Traced, grad_enabled: bool) -> set[fx.Node]:
@@ -542,8 +555,5 @@ def _detach_after(source: fx.Node) -> fx.Node:
 
 def is_size_arithmetic(node: fx.Node) -> bool:
     """A Python function of symbolic sizes, or an item of a result."""
-    target = node.target
-    module = getattr(target, "__module__", "")
-    return module in ("_operator", "operator", "math", "builtins") or target in (
-        operator.getitem, torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_ite, torch.sym_sum,
-    )  # fmt: skip
+    name, module = getattr(node.target, "__name__", ""), getattr(node.target, "__module__", "")
+    return module in ("_operator", "operator", "math", "builtins") or (module == "torch" and name.startswith("sym_"))

@@ -11,8 +11,10 @@ from torch import fx
 
 from .context import Context
 from .errors import PassError, TurbogrError
-from .match import Match, Search, is_value, storage, trace_holes
+from .match import Match, storage
+from .pattern import is_value, trace_holes
 from .provenance import line_of
+from .search import Search
 from .shapes import same_shape
 from .text import type_text
 

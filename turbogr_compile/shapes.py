@@ -10,23 +10,15 @@ leaves the shape open.
 
 from __future__ import annotations
 
-import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-# Private torch names this module and the rules need; they belong in _torch.py.
-from torch._dynamo.source import ConstantSource
-from torch._guards import tracing
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.fx.experimental.symbolic_shapes import DimDynamic
-
-from ._torch import FakeTensorMode, ShapeEnv, ignore_fresh_unbacked, statically_known_true
+from ._torch import FakeTensorMode, ShapeEnv, named_symbol, statically_known_true
 from .errors import OptionError, did_you_mean
 from .text import DTYPES
 
@@ -39,7 +31,6 @@ _GROUPS = {
 _TOKENS = {**_NAMED, **_GROUPS}
 _SPEC = re.compile(r"\s*(?P<dtype>[A-Za-z]\w*)\b\s*(?P<open>\[(?P<dims>[^\[\]]*)\])?\s*(,|;|(?=\s|$|[A-Za-z]))")
 _DIM = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)\s*(?:=\s*(?P<value>\d+))?|(?P<size>\d+))$")
-_LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 # Highly composite, so that a pattern may split a dim; distinct, so that no two dims agree by accident.
 _UNIT = 840
 
@@ -165,7 +156,7 @@ def symbolic_inputs(
     specs = [s.closed(leading) for s in as_specs(inputs)]
     env = ShapeEnv()
     hints = sizes_of(specs, sizes)
-    symbols = {name: _symbol(env, name, hint) for name, hint in hints.items()}
+    symbols = {name: named_symbol(env, name, hint) for name, hint in hints.items()}
     with FakeTensorMode(shape_env=env):
         return [torch.empty(_shape(s, symbols), dtype=s.dtypes[0]) for s in specs]
 
@@ -177,14 +168,6 @@ def generic_inputs(specs: Sequence[TensorSpec], leading: int) -> list[torch.Tens
     sizes = {name: _UNIT * (i + 1) for i, name in enumerate(names)}
     with FakeTensorMode():
         return [torch.empty(_shape(s, sizes), dtype=s.dtypes[0]) for s in specs]
-
-
-def _symbol(env: ShapeEnv, name: str, hint: int) -> torch.SymInt:
-    source = ConstantSource(name)
-    symbol = env.create_symbol(hint, source, DimDynamic.DYNAMIC)
-    size = env.create_symintnode(symbol, hint=hint, source=source)
-    assert isinstance(size, torch.SymInt)
-    return size
 
 
 # --- questions that never add a guard ------------------------------------------------------------
@@ -218,30 +201,3 @@ def same_literal(a: Any, b: Any) -> bool:
         # d ** -0.5 and 1 / math.sqrt(d) differ in the last bit.
         return (a != a and b != b) or math.isclose(a, b, rel_tol=1e-15)
     return known(a == b)
-
-
-@contextmanager
-def trying(env: ShapeEnv | None = None) -> Iterator[None]:
-    """Run fake tensors through code that may not fit them. A wish for a guard on `env` raises instead, and torch
-    logs nothing: the caller says what came of it."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    were = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
-    try:
-        with env.error_on_new_guards() if env is not None else nullcontext(), ignore_fresh_unbacked(env):
-            yield
-    finally:
-        for logger, was in zip(loggers, were, strict=True):
-            logger.disabled = was
-
-
-@contextmanager
-def outside_compilation() -> Iterator[None]:
-    """Hide the compilation that may be under way: its fake mode is not the one of the tensors used here."""
-    with tracing(None), unset_fake_temporarily():
-        yield
-
-
-def without_autocast() -> AbstractContextManager[Any]:
-    return torch._C._DisableAutocast()

@@ -24,16 +24,18 @@ from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
 from . import normal
+from ._torch import trying
 from .context import Context, NearMiss
 from .instrument import GraphRun, Instrument
 from .manager import Manager
-from .match import Matcher, Pattern, State, is_value, literal_of
+from .match import Matcher, State
 from .numerics import compare
 from .options import Options
 from .pass_base import Pass, Phase, Role
+from .pattern import Pattern, is_value, literal_of
 from .pipeline import Pipeline
 from .rule import Rule, RuleSet, Spelling
-from .shapes import Dim, TensorSpec, as_specs, real_inputs, same_literal, sizes_of, symbolic_inputs, trying
+from .shapes import Dim, TensorSpec, as_specs, real_inputs, same_literal, sizes_of, symbolic_inputs
 from .text import diff_text, graph_text, type_text
 from .verify import Verifier
 

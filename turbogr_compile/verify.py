@@ -19,8 +19,7 @@ from . import _torch, metadata
 from .errors import VerifyError
 from .instrument import GraphRun, Instrument, Step
 from .numerics import compare_graphs
-from .pass_base import Phase
-from .pipeline import Pipeline
+from .pass_base import Phase, build, parse_spec
 from .provenance import Origin
 from .text import type_text
 
@@ -135,9 +134,9 @@ def provenance_complete(v: Verifier, run: GraphRun, step: Step) -> Finding:
 
 
 def spec_round_trips(v: Verifier, run: GraphRun, step: Step) -> Finding:
-    spec = step.pass_.spec
-    if Pipeline.parse(spec).spec != spec:
-        yield None, f"spec {spec!r} does not read back as itself"
+    name, options = parse_spec(step.pass_.spec)
+    if name != step.pass_.name or build(type(step.pass_), options) != step.pass_:
+        yield None, f"spec {step.pass_.spec!r} does not read back as itself"
 
 
 def numbers_equal(v: Verifier, run: GraphRun, step: Step) -> Finding:

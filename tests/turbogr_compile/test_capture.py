@@ -142,14 +142,17 @@ def same(a: Any, b: Any, tolerance: float) -> None:
 
 
 def check(
-    fn: Callable[..., Any], *batches: tuple[Any, ...], backend: Backend | None = None, tolerance: float = 1e-12, **compile: Any
+    fn: Callable[..., Any],
+    *batches: tuple[Any, ...],
+    backend: Backend | None = None,
+    tolerance: float = 1e-12,
+    **compile: Any,
 ) -> Backend:
     """`fn` compiled equals `fn` eager on every batch."""
     backend = backend or Backend()
     twin = copy.deepcopy(fn)
     compiled = torch.compile(fn, backend=backend, **compile)
     for batch in batches:
-        # copy.deepcopy refuses tensors that are not leaves: copy those as what they are, values with a history
         expected = run(twin, twin, _copied(batch))
         actual = run(compiled, fn, _copied(batch))
         same(expected, actual, tolerance)
@@ -157,7 +160,10 @@ def check(
 
 
 def _copied(batch: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in batch)
+    def copied(a: Any) -> Any:
+        return a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a
+
+    return tuple(copied(a) for a in batch)
 
 
 def refused(fn: Callable[..., Any], *batch: Any, id: str, code: str | None = None) -> CannotCapture:
@@ -219,8 +225,8 @@ def ids(b: int, n: int) -> torch.Tensor:
 def test_transformer_trains_as_eager_with_composites_kept_and_user_lines():
     backend = check(Model().double(), (ids(3, 7),), (ids(3, 7),))
     assert len(backend.captured) == 1
-    wanted = {aten.linear.default, aten.layer_norm.default, aten.softmax.int, aten.matmul.default, aten.embedding.default,
-              aten.cross_entropy_loss.default}  # fmt: skip
+    wanted = {aten.linear.default, aten.layer_norm.default, aten.softmax.int, aten.matmul.default,
+              aten.embedding.default, aten.cross_entropy_loss.default}  # fmt: skip
     assert wanted <= set(backend.targets)
     graph = backend.captured[0].graph
     (first, *_) = graph.find_nodes(op="call_function", target=aten.layer_norm.default)
@@ -410,6 +416,11 @@ def test_hidden_write_to_an_intermediate_is_refused():
         h.detach().mul_(3)
         return h * h.clone()
 
+    def attribute(x):
+        h = x * 2
+        h.data.mul_(3)
+        return h * h.clone()
+
     def off(x):
         h = x * 2
         with torch.no_grad():
@@ -417,6 +428,8 @@ def test_hidden_write_to_an_intermediate_is_refused():
         return h + x
 
     refused(data, f64(3), id="write-hidden-from-autograd", code="mul_(3)")
+    torch._dynamo.reset()
+    refused(attribute, f64(3), id="write-hidden-from-autograd", code="data.mul_(3)")
     torch._dynamo.reset()
     refused(off, f64(3), id="write-hidden-from-autograd", code="h[h > 1]")
 
@@ -601,8 +614,8 @@ def test_autocast_region():
     backend = check(Outer(), (torch.randn(4, 8, requires_grad=True),), tolerance=0.0)
     assert not any("autocast" in str(t) for t in backend.targets)
     assert not torch.is_autocast_enabled("cpu")
-    dtypes = {n.meta["val"].dtype for n in backend.captured[0].graph.find_nodes(op="call_function", target=aten.linear.default)}
-    assert dtypes == {torch.bfloat16}
+    linears = backend.captured[0].graph.find_nodes(op="call_function", target=aten.linear.default)
+    assert {n.meta["val"].dtype for n in linears} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("aot", [True, False])
@@ -773,6 +786,48 @@ def test_cond_is_refused():
         return torch.cond(x.sum() > 0, lambda a: a * 2, lambda a: a - 1, (x,))
 
     refused(step, f64(3), id="higher-order-op")
+
+
+def test_function_transforms_are_refused_and_leave_no_mode_behind():
+    refused(lambda x: torch.vmap(lambda a: a.sin().sum() * a)(x), f64(2, 3), id="function-transform")
+    torch._dynamo.reset()
+    refused(lambda x: torch.func.grad(lambda a: (a**3).sum())(x), f64(3, grad=False), id="function-transform")
+    torch._dynamo.reset()
+    check(lambda x: x * 2, (f64(3),))
+
+
+def test_ops_that_write_to_an_intermediate_are_refused():
+    @torch.library.custom_op("turbogr_test::increment", mutates_args=("x",))
+    def increment(x: torch.Tensor) -> None:
+        x.add_(1)
+
+    def step(x):
+        h = x * 2
+        increment(h)
+        return h
+
+    refused(step, f64(3, grad=False), id="unknown-node", code="increment(h)")
+
+
+def test_embedding_that_renormalises_its_table_is_refused():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(5, 3, max_norm=1.0)
+
+        def forward(self, ids):
+            return self.table(ids).sin()
+
+    refused(Net().double(), torch.tensor([1, 2]), id="mutates-parameter", code="self.table(ids)")
+
+
+def test_attention_modules():
+    check(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True).double(), (f64(2, 5, 4),))
+    torch._dynamo.reset()
+    attention = nn.MultiheadAttention(4, 2, batch_first=True).double()
+    mask = torch.zeros(2, 5, dtype=torch.bool)
+    mask[0, 3:] = True
+    check(lambda x, m: attention(x, x, x, key_padding_mask=m), (f64(2, 5, 4), mask))
 
 
 def test_unexpected_errors_become_refusals():

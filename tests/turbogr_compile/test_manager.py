@@ -9,16 +9,15 @@ import pytest
 import torch
 from torch import fx
 
-from turbogr_compile import _torch
 from turbogr_compile.errors import PassError, PipelineError, VerifyError
 from turbogr_compile.instrument import GraphRun
 from turbogr_compile.manager import Manager
-from turbogr_compile.normal import trace
 from turbogr_compile.options import Options
 from turbogr_compile.pass_base import Pass, Phase, Role
 from turbogr_compile.pipeline import Pipeline, Repeat
 from turbogr_compile.provenance import Origin
 from turbogr_compile.recording import Recording
+from turbogr_compile.testing import trace_graph
 from turbogr_compile.verify import Verifier
 
 aten = torch.ops.aten
@@ -30,15 +29,12 @@ def model(x, y):
     return z * 2.0, z.sum(1)
 
 
-def captured(fn=model, *inputs) -> fx.GraphModule:
-    inputs = inputs or (torch.randn(4, 6), torch.randn(4, 6))
-    return trace(fn, _torch.fake_inputs(inputs), Phase.PRE_GRAD)
+def captured(fn=model) -> fx.GraphModule:
+    return trace_graph(fn, "f32[4, 6] f32[4, 6]")
 
 
 def symbolic(fn=model) -> fx.GraphModule:
-    from turbogr_compile.shapes import parse_inputs, symbolic_inputs
-
-    return trace(fn, symbolic_inputs(parse_inputs("f32[a, b] f32[a, b]")), Phase.PRE_GRAD)
+    return trace_graph(fn, "f32[a, b] f32[a, b]")
 
 
 def run(module: fx.GraphModule, *passes, verify="fast", on_error="raise", watch=(), **more) -> GraphRun:

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from turbogr_compile.context import Context
-from turbogr_compile.match import Search
+from turbogr_compile.search import Search
 from turbogr_compile.pass_base import Phase, Role
 from turbogr_compile.rule import rule
 from turbogr_compile.shapes import symbolic_inputs

@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 def text(fn: Callable[..., Any], *inputs: Any, phase: Phase = Phase.PRE_GRAD) -> str:
-    """Traced text; checks on the way that the graph computes what `fn` does and that normalizing again changes nothing."""
+    """Traced text, after checking that the graph computes what `fn` does and that normalizing again changes nothing."""
     module = trace(fn, inputs, phase)
     first = graph_text(module.graph)
     names = [n.name for n in module.graph.nodes]
@@ -158,7 +158,8 @@ def test_keyword_arguments_become_positional_and_gaps_are_filled():
     third = graph.call_function(aten.cumsum.default, (), {"dim": -1, "self": x})
     fourth = graph.call_function(aten.slice.Tensor, (x,), {"end": 2})
     for n in (node, other, third, fourth):
-        n.meta["val"] = n.target(*[X if a is x else a for a in n.args], **{k: X if v is x else v for k, v in n.kwargs.items()})
+        args, kwargs = fx.node.map_arg((n.args, n.kwargs), lambda _: X)
+        n.meta["val"] = n.target(*args, **kwargs)
     graph.output((node, other, third, fourth))
     normalize(graph, Phase.PRE_GRAD)
     assert node.args == (x, [2], True) and node.kwargs == {}
@@ -205,6 +206,11 @@ def test_full_slices_of_symbolic_sizes_go():
     traced = trace(lambda x: x[:, 1:].exp(), [symbolic(5, 6)], Phase.PRE_GRAD)
     assert "aten.slice.Tensor(%arg0_1, 1, 1)" in graph_text(traced.graph)
     assert [n.target for n in traced.graph.nodes].count(aten.slice.Tensor) == 1
+
+
+def test_tensors_a_function_closes_over_are_constants():
+    table = torch.arange(4.0, dtype=torch.float64)
+    assert "constant" in text(lambda x: x + table, X)
 
 
 def test_view_stays_after_autograd():
