@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from .. import _torch
@@ -13,6 +14,7 @@ from ..pass_base import Role
 from .aot import aot
 from .target import BaseTarget, Hooks, Missing
 
+aten = torch.ops.aten
 DEFAULT_PIPELINE = (
     "remove-noops, fold-views, fold-masks, eliminate-common, simplify-masks, recognize-activations, eliminate-dead-code"
 )
@@ -33,6 +35,11 @@ def _aten(module: fx.GraphModule, inputs: Sequence[Any], hooks: Hooks) -> Callab
     """Each ATen op by its own kernel: compiles at once, and loses nothing where large kernels dominate."""
 
     def compile_graph(graph: fx.GraphModule, values: Sequence[Any]) -> Callable[..., Any]:
+        # Kernels may return other strides than their fake twins promise; then a view is not possible, a reshape is.
+        for node in graph.graph.nodes:
+            if node.target in (aten.view.default, aten._unsafe_view.default):
+                node.target = aten.reshape.default
+        graph.recompile()
         return _torch.boxed(graph.forward)
 
     # Recomputing to save memory pays only where the recomputation is fused; here every op is a kernel of its own.

@@ -13,7 +13,7 @@ from torch import fx
 from .. import metadata
 from ..catalogue import register
 from ..context import Context
-from ..graphs import returned, tensor
+from ..graphs import returned, tensor, written
 from ..pass_base import Pass, Phase
 from ..shapes import known
 
@@ -29,13 +29,15 @@ class RemoveNoops(Pass):
     phase = Phase.PRE_GRAD
 
     def run(self, graph: fx.Graph, ctx: Context) -> None:
-        visible = returned(graph)
+        visible, changing = returned(graph), written(graph)
         for node in list(graph.nodes):
             unchanged = NOOPS.get(node.target)
             # A copy the caller gets to see keeps its own memory.
             if unchanged is None or node in visible or not unchanged(*node.args, **node.kwargs):
                 continue
             source = node.args[0]
+            if source in changing:
+                continue
             if not metadata.same_tensor(tensor(source), tensor(node), strides=False):
                 continue
             with ctx.rewrite(node.target.overloadpacket.__name__, source, node):

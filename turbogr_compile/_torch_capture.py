@@ -38,9 +38,8 @@ get_data_attr = torch._C._autograd._get_data_attr  # type: ignore[attr-defined] 
 __all__ = [
     "ConstantSource", "FakeTensor", "FakeTensorMode", "FunctionalTensor", "FunctionalTensorMode",
     "HigherOrderOperator", "PropagateUnbackedSymInts", "ShapeEnv", "StorageWeakRef", "TracingContext",
-    "_enter_inference_mode", "_exit_inference_mode",
-    "_should_decompose_because_unsafe_op", "detect_fake_mode",
-    "enable_python_dispatcher", "from_fun", "get_data_attr", "get_proxy_mode", "has_data_mutation", "has_metadata_mutation",
-    "is_traceable_wrapper_subclass", "make_fx",
-    "maybe_enable_thunkify", "to_fun", "track_tensor_tree",
+    "_enter_inference_mode", "_exit_inference_mode", "_should_decompose_because_unsafe_op", "detect_fake_mode",
+    "enable_python_dispatcher", "from_fun", "get_data_attr", "get_proxy_mode", "has_data_mutation",
+    "has_metadata_mutation", "is_traceable_wrapper_subclass", "make_fx", "maybe_enable_thunkify", "to_fun",
+    "track_tensor_tree",
 ]  # fmt: skip

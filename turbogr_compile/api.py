@@ -18,7 +18,7 @@ from .options import Options
 from .pass_base import Phase, Role
 from .pipeline import Pipeline
 from .recording import Recording
-from .report import summary_text
+from .report import report_text
 
 # Generative recommenders index with boolean masks and read lengths: without these, Dynamo cuts the graph there.
 FLAGS = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
@@ -52,10 +52,7 @@ class Report:
     records: tuple[dict[str, Any], ...]
 
     def __str__(self) -> str:
-        told = [r for r in self.records if len(r["steps"]) > 1 or r["remarks"]]
-        if told:
-            return "\n\n".join(summary_text(r) for r in told)
-        return "no pass ran on these graphs" if self.records else "nothing was compiled"
+        return report_text(self.records)
 
 
 def explain(fn: Callable[..., Any], *args: Any, backward: bool = True, **options: Any) -> Report:

@@ -80,10 +80,10 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
         inputs = _fake_inputs(gm, example_inputs)
         traced = functional_trace(run, inputs, composites=True)
         return Captured(_build(gm, inputs, traced))
-    except CannotCapture:
-        raise
     except Exception as error:
         _forget_unbacked(gm)
+        if isinstance(error, CannotCapture):
+            raise
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         line = line_of(run.current) if run.current is not None else None
         raise CannotCapture("not-traceable", f"tracing failed: {said}", line=line) from error
@@ -365,7 +365,8 @@ def _adopt(gm: fx.GraphModule, module: fx.GraphModule) -> None:
     for original, node in zip(theirs, ours, strict=True):
         node._rename(original.name)
         node.target = node.name
-        node.meta = {**original.meta, **node.meta}
+        if "tensor_dict" in original.meta:  # not the rest: it keeps real inputs alive
+            node.meta["tensor_dict"] = original.meta["tensor_dict"]
         if hasattr(original, "_dynamo_source"):
             node._dynamo_source = original._dynamo_source
     for node in reversed(module.graph.nodes):

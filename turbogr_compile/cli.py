@@ -28,7 +28,7 @@ from .pipeline import Pipeline
 from .progress import progress
 from .record import snapshot_text
 from .recording import pipeline_order
-from .report import summary_text
+from .report import report_text
 from .svg import order_svg
 from .text import diff_text, table
 from .view import write_view
@@ -125,7 +125,7 @@ def _explain(options: argparse.Namespace) -> int:
         }
         raise OptionError(f"no pass or rule named {options.rule!r} ran{did_you_mean(options.rule, names)}")
     page = f"\n\nviewer: {options.html / 'index.html'}" if options.html else ""
-    _print(options, records, "\n\n".join(summary_text(r, timing=True) for r in records) + page)
+    _print(options, records, report_text(records, timing=True) + page)
     return 0
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ._torch import mutated_arguments
+
 aten = torch.ops.aten
 # Composite ops that return a view of their argument when they can; their schema does not say so.
 _MAYBE_VIEWS = {aten.reshape.default, aten.contiguous.default, aten.to.dtype, aten.flatten.using_ints}
@@ -34,6 +36,11 @@ def returned(graph: fx.Graph) -> set[fx.Node]:
         if node.op == "call_function" and is_view(node):
             todo += node.all_input_nodes[:1]
     return seen
+
+
+def written(graph: fx.Graph) -> set[fx.Node]:
+    """Inputs the graph writes to: a copy of one keeps its old value, and is not the same as the input."""
+    return {a for n in graph.nodes if n.op == "call_function" for a in mutated_arguments(n) if isinstance(a, fx.Node)}
 
 
 def regions(graph: fx.Graph) -> dict[fx.Node, int]:

@@ -42,7 +42,7 @@ def load_module(place: str) -> ModuleType:
     """A module by file or by name."""
     if not place.endswith(".py"):
         try:
-            return importlib.importload_module(place)
+            return importlib.import_module(place)
         except ModuleNotFoundError as error:
             raise OptionError(f"cannot import {place!r}: {error}") from error
     path = Path(place)

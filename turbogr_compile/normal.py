@@ -16,7 +16,7 @@ spelling. What holds afterwards:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -350,13 +350,7 @@ def functional_trace(
     fakes = detect_fake_mode([x for x in inputs if isinstance(x, torch.Tensor)]) or FakeTensorMode(shape_env=ShapeEnv())
     fakes.epoch += 1  # forget data-dependent sizes of earlier runs over the same fake inputs
     table = {aten.copy.default: _copy} if composites else dict(decompositions or {})
-    with ExitStack() as stack:
-        stack.enter_context(_autograd_settings())
-        if not composites:
-            stack.enter_context(fx_traceback.preserve_node_meta())
-        stack.enter_context(fakes)
-        stack.enter_context(enable_python_dispatcher())
-        stack.enter_context(mode)
+    with _autograd_settings(), fakes, enable_python_dispatcher(), mode:
         module = make_fx(body, decomposition_table=table, pre_dispatch=composites)(*inputs)
     return _traced(module, inputs, found, mode.writes if isinstance(mode, _Composites) else [])
 

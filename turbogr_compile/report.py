@@ -21,6 +21,15 @@ def step_header(record: dict[str, Any], step: dict[str, Any]) -> str:
     )
 
 
+def report_text(records: Iterable[dict[str, Any]], timing: bool = False) -> str:
+    """Every graph that has something to tell."""
+    records = list(records)
+    told = [r for r in records if len(r["steps"]) > 1 or r["remarks"]]
+    if told:
+        return "\n\n".join(summary_text(r, timing) for r in told)
+    return "no pass ran on these graphs" if records else "nothing was compiled"
+
+
 def summary_text(record: dict[str, Any], timing: bool = False) -> str:
     """Every pass of the graph, also those that did nothing and why; then near misses and remarks."""
     rows = []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -457,13 +459,9 @@ def test_view_of_a_written_input_is_refused():
 
 
 def test_input_with_a_new_shape_in_place_is_refused():
-    gm = fx.GraphModule(nn.Module(), fx.Graph())
-    x = gm.graph.placeholder("x")
-    gm.graph.output((gm.graph.call_method("t_", (x,)),))
-    gm.recompile()
     with pytest.raises(CannotCapture) as caught, FakeTensorMode() as mode:
-        x.meta["example_value"] = mode.from_tensor(torch.empty(2, 3))
-        capture(gm, [x.meta["example_value"]])
+        value = mode.from_tensor(torch.empty(2, 3))
+        capture(dynamo_like(lambda gm, x: gm.graph.call_method("t_", (x,)), value), [value])
     assert caught.value.id == "reshapes-input"
 
 
@@ -716,6 +714,26 @@ def test_item_keeps_its_runtime_assert():
             torch.compile(step, backend=backend, fullgraph=True)(f64(4), torch.tensor(7))
 
 
+def test_refusal_after_data_dependent_sizes_leaves_nothing_behind():
+    def step(x, mask):
+        rows = x[mask]
+        return Doubled.apply(rows.sin()).sum()
+
+    with torch._dynamo.config.patch(**DATA_DEPENDENT):
+        refused(step, f64(6), torch.arange(6) % 2 == 0, id="higher-order-op")
+
+
+def test_captured_module_keeps_no_input_alive():
+    backend = Backend(aot=False)
+    compiled = torch.compile(lambda x: x * 2, backend=backend)
+    x = torch.ones(3)
+    compiled(x)
+    alive = weakref.ref(x)
+    del x
+    gc.collect()
+    assert alive() is None and backend.captured
+
+
 # --- subgraphs ----------------------------------------------------------------------------------------
 
 
@@ -830,11 +848,40 @@ def test_attention_modules():
     check(lambda x, m: attention(x, x, x, key_padding_mask=m), (f64(2, 5, 4), mask))
 
 
-def test_unexpected_errors_become_refusals():
+def dynamo_like(build: Callable[[fx.GraphModule, fx.Node], fx.Node], value: torch.Tensor) -> fx.GraphModule:
     gm = fx.GraphModule(nn.Module(), fx.Graph())
     x = gm.graph.placeholder("x")
-    x.meta["example_value"] = torch.empty(2)
-    gm.graph.output((gm.graph.call_function(torch.matmul, (x, "no tensor")),))
+    x.meta["example_value"] = value
+    gm.graph.output((build(gm, x),))
+    gm.recompile()
+    return gm
+
+
+def test_constants_of_the_module_are_kept_as_they_are():
+    table = torch.arange(3.0)
+
+    def build(gm: fx.GraphModule, x: fx.Node) -> fx.Node:
+        gm.register_buffer("table", table)
+        return gm.graph.call_function(torch.add, (x, gm.graph.get_attr("table")))
+
+    with FakeTensorMode() as mode:
+        value = mode.from_tensor(torch.ones(3))
+        module = capture(dynamo_like(build, value), [value]).module
+    assert module.table is table
+    assert module(torch.ones(3))[0].tolist() == [1, 2, 3]
+
+
+def test_fake_constants_are_refused():
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        value, hidden = mode.from_tensor(torch.ones(3)), mode.from_tensor(torch.ones(3))
+        gm = dynamo_like(lambda gm, x: gm.graph.call_function(lambda a: a + hidden, (x,)), value)
+        with pytest.raises(CannotCapture) as caught:
+            capture(gm, [value])
+    assert caught.value.id == "fake-constant"
+
+
+def test_unexpected_errors_become_refusals():
+    gm = dynamo_like(lambda gm, x: gm.graph.call_function(torch.matmul, (x, "no tensor")), torch.empty(2))
     with pytest.raises(CannotCapture) as caught:
         capture(gm, [torch.empty(2)])
     assert caught.value.id == "not-traceable" and "\n" not in caught.value.reason

@@ -1,0 +1,305 @@
+"""The backend end to end: any model trains, every phase runs where it should, refusals and failures are told."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import turbogr_compile
+from turbogr_compile import Instrument, Pass, Phase, Role, _torch
+from turbogr_compile.errors import ExpectationError, OptionError, TargetError
+from turbogr_compile.recording import Recording
+
+CODEGENS = ["aten", pytest.param("inductor", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+class Tower(nn.Module):
+    """Embedding, norm with running statistics, in-place mask, dropout off; enough to exercise capture."""
+
+    def __init__(self):
+        super().__init__()
+        self.items = nn.Embedding(50, 8, padding_idx=0)
+        self.norm = nn.BatchNorm1d(8)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, ids):
+        x = self.items(ids)
+        x *= (ids != 0).unsqueeze(-1)
+        x = x + self.down(F.gelu(self.up(self.norm(x.transpose(1, 2)).transpose(1, 2))))
+        return x.mean(1)
+
+    def calculate_loss(self, ids):
+        chosen = self(ids)[ids[:, 0] > 10]  # a data-dependent size
+        return chosen.pow(2).sum() / max(len(ids), 1)
+
+
+def grads(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_trains_alike(make_step, model, batches):
+    eager, compiled = copy.deepcopy(model), copy.deepcopy(model)
+    step = make_step(compiled)
+    for ids in batches:
+        expected, actual = eager.calculate_loss(ids), step(ids)
+        torch.testing.assert_close(actual, expected)
+        wanted, found = grads(eager, expected), grads(compiled, actual)
+        assert wanted.keys() == found.keys()
+        for name in wanted:
+            torch.testing.assert_close(found[name], wanted[name], msg=name)
+    for (name, a), b in zip(eager.named_buffers(), compiled.buffers(), strict=True):
+        torch.testing.assert_close(b, a, msg=name)
+
+
+@pytest.mark.parametrize("options", [{"codegen": "aten"}, {"target": "eager"}], ids=str)
+def test_method_with_data_dependent_sizes_is_one_graph_and_trains_like_eager(options):
+    recording = Recording()
+    batches = [torch.randint(0, 50, (4, 6)) for _ in range(4)]
+    assert_trains_alike(
+        lambda m: turbogr_compile.compile(m.calculate_loss, fullgraph=True, instruments=[recording], **options),
+        Tower().double(),
+        batches,
+    )
+    captured = [r["graph"] for r in recording.records if r["role"] == "captured"]
+    assert captured == ["0.0-captured"], captured  # new contents do not recompile
+    assert torch._dynamo.utils.counters["graph_break"] == {}
+
+
+@pytest.mark.slow
+def test_inductor_trains_like_eager():
+    batches = [torch.randint(0, 50, (4, 6)) for _ in range(3)]
+    assert_trains_alike(lambda m: turbogr_compile.compile(m.calculate_loss, codegen="inductor"), Tower(), batches)
+
+
+def test_plain_torch_compile_finds_the_backend_in_a_fresh_process():
+    program = (
+        "import torch\n"
+        "assert 'turbogr' in torch._dynamo.list_backends(exclude_tags=())\n"
+        "m = torch.nn.Linear(3, 2)\n"
+        "c = torch.compile(m, backend='turbogr', options={'codegen': 'aten'})\n"
+        "x = torch.randn(4, 3)\n"
+        "assert torch.allclose(c(x), m(x))\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_several_graphs_and_inference():
+    def fn(x):
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.cos() + 1
+
+    recording = Recording()
+    compiled = turbogr_compile.compile(fn, codegen="aten", instruments=[recording])
+    x = torch.randn(3)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), fn(x))
+    assert {r["role"] for r in recording.records} == {"captured", "inference"}
+    assert len([r for r in recording.records if r["role"] == "captured"]) == 2
+
+
+def test_symbolic_batch_does_not_recompile():
+    recording = Recording()
+    model = Tower().eval()
+    compiled = turbogr_compile.compile(model.forward, codegen="aten", dynamic=True, instruments=[recording])
+    for batch in (3, 4, 7):
+        ids = torch.randint(0, 50, (batch, 6))
+        torch.testing.assert_close(compiled(ids), model(ids))
+    assert [r["graph"] for r in recording.records if r["role"] == "captured"] == ["0.0-captured"]
+
+
+# --- phases ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Looks(Pass):
+    """Notes every graph it sees."""
+
+    def run(self, graph, ctx):
+        ctx.analysis("saw", f"{self.phase.value} {ctx.role.value}")
+
+
+def looking() -> list[Pass]:
+    made = []
+    for phase in Phase:
+        name = f"look-{phase.value}"
+        made.append(dataclass(frozen=True)(type(name, (Looks,), {"name": name, "phase": phase}))())
+    return made
+
+
+class Remarks(Instrument):
+    def __init__(self):
+        self.texts = []
+
+    def finish(self, run):
+        self.texts += [r.text for r in run.remarks]
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+def test_every_phase_sees_the_graphs_it_should(codegen, training):
+    remarks = Remarks()
+    compiled = turbogr_compile.compile(
+        lambda x, w: (x @ w).relu().sum(), codegen=codegen, pipeline=looking(), instruments=[remarks]
+    )
+    loss = compiled(torch.randn(4, 3), torch.randn(3, 2, requires_grad=training))
+    if training:
+        loss.backward()
+        expected = ["pre-grad captured", "joint joint", "post-grad forward", "lowering forward", "post-grad backward",
+                    "lowering backward"]  # fmt: skip
+    else:
+        expected = ["pre-grad captured", "post-grad inference", "lowering inference"]
+    assert sorted(remarks.texts) == sorted(expected)
+
+
+def test_post_grad_pass_rewrites_the_backward():
+    @dataclass(frozen=True)
+    class DoubleGradient(Pass):
+        """Wrong on purpose: shows that what a POST_GRAD pass does is what runs."""
+
+        name = "double-gradient"
+        phase = Phase.POST_GRAD
+        roles = frozenset({Role.BACKWARD})
+
+        def run(self, graph, ctx):
+            (output,) = graph.find_nodes(op="output")
+            grad = next(n for n in output.args[0] if n is not None)
+            with ctx.rewrite("double", grad), graph.inserting_before(output):
+                doubled = graph.call_function(torch.ops.aten.mul.Tensor, (grad, 2.0))
+                output.replace_input_with(grad, doubled)
+
+    w = torch.randn(3, requires_grad=True)
+    turbogr_compile.compile(lambda w: w.pow(3).sum(), codegen="aten", passes=[DoubleGradient()])(w).backward()
+    torch.testing.assert_close(w.grad, 6 * w.detach() ** 2)
+
+
+# --- refusals, failures, errors ----------------------------------------------------------------------
+
+
+class Clamped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(5.0))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.scale.clamp_(max=2.0)
+        return (x * self.scale).sum()
+
+
+def test_graph_that_cannot_be_captured_runs_unmodified_with_a_remark(caplog):
+    recording = Recording()
+    model = Clamped()
+    loss = turbogr_compile.compile(model, codegen="aten", instruments=[recording])(torch.ones(3))
+    loss.backward()
+    assert loss.item() == 6.0 and model.scale.grad.item() == 3.0
+    (remark,) = recording.records[0]["remarks"]
+    assert remark["id"] == "mutates-parameter" and remark["kind"] == "missed" and "unmodified" in remark["text"]
+    line = recording.records[0]["lines"][remark["line"]]
+    assert "self.scale.clamp_(max=2.0)" in line["code"]
+
+
+@dataclass(frozen=True)
+class Explodes(Pass):
+    name = "explodes"
+    phase = Phase.PRE_GRAD
+
+    def run(self, graph, ctx):
+        node = graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)[0]
+        with ctx.rewrite("boom", node):
+            raise ZeroDivisionError("boom")
+
+
+def test_failing_pass_warns_and_training_goes_on():
+    compiled = turbogr_compile.compile(lambda x: x.relu().sum(), codegen="aten", passes=[Explodes()])
+    with pytest.warns(UserWarning) as caught:
+        compiled(torch.randn(3, requires_grad=True)).backward()
+    (message,) = [str(w.message) for w in caught if "turbogr" in str(w.message)]
+    for part in ("explodes raised ZeroDivisionError: boom", "test_backend.py", "relu().sum()", "without"):
+        assert part in message
+
+
+def test_failing_pass_raises_when_asked():
+    compiled = turbogr_compile.compile(lambda x: x.relu().sum(), codegen="aten", passes=[Explodes()], on_error="raise")
+    with pytest.raises(Exception, match="explodes raised ZeroDivisionError: boom"):
+        compiled(torch.randn(3))
+
+
+def test_options_are_checked_before_the_first_call():
+    with pytest.raises(OptionError, match="did you mean 'codegen'"):
+        turbogr_compile.compile(lambda x: x, codgen="aten")
+    with pytest.raises(OptionError, match="takes a module or a function"):
+        turbogr_compile.compile(3)
+
+
+def test_options_of_plain_torch_compile_are_checked_at_the_first_call():
+    compiled = torch.compile(lambda x: x + 1, backend="turbogr", options={"targt": "cpu"})
+    with pytest.raises(Exception, match=r"unknown option 'targt' \(did you mean 'target'\?\)"):
+        compiled(torch.randn(2))
+
+
+def test_missing_compiler_is_one_clear_error(monkeypatch):
+    monkeypatch.setattr(_torch, "cpp_compiler", lambda: "")
+    compiled = turbogr_compile.compile(lambda x: x + 1, codegen="inductor")
+    with pytest.raises(Exception, match=r"cannot run here\n  a C\+\+ compiler: install g\+\+, or use .*aten"):
+        compiled(torch.randn(2))
+    with pytest.raises(TargetError):
+        turbogr_compile.lowering.target.find_target("cpu").require("inductor")
+
+
+def test_expectations():
+    def fn(x):
+        return (x * 1.0 + 1).sum()
+
+    x = torch.randn(3)
+    turbogr_compile.compile(fn, codegen="aten", expect={"remove-noops": 1, "fold-views": "==0"})(x)
+    with pytest.raises(Exception, match=r"expected remove-noops to fire >= 2 times, it fired 1") as error:
+        turbogr_compile.compile(fn, codegen="aten", expect={"remove-noops": ">=2"})(x)
+    assert isinstance(error.value, ExpectationError) or "ExpectationError" in str(error.value)
+
+
+def test_explain_leaves_the_users_gradients_alone():
+    w = torch.randn(3, requires_grad=True)
+    report = turbogr_compile.explain(lambda w: (w * 1.0).pow(2).sum(), w, codegen="aten")
+    assert w.grad is None
+    assert "remove-noops" in str(report) and "changed" in str(report)
+    assert {r["role"] for r in report.records} == {"captured", "joint", "forward", "backward"}
+
+
+def test_compile_is_quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        turbogr_compile.compile(Tower().calculate_loss, codegen="aten")(torch.randint(0, 50, (4, 6))).backward()
+
+
+def test_compiled_module_stays_a_module():
+    model = Tower()
+    compiled = turbogr_compile.compile(model, codegen="aten")
+    assert isinstance(compiled, nn.Module)
+    assert len(list(compiled.parameters())) == len(list(model.parameters()))
+
+
+def test_decorator_form():
+    @turbogr_compile.compile(codegen="aten")
+    def fn(x):
+        return x.exp()
+
+    torch.testing.assert_close(fn(torch.ones(2)), torch.ones(2).exp())
