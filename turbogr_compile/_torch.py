@@ -180,7 +180,8 @@ def cpp_compiler() -> str:
 def trace_enabled() -> bool:
     from torch._logging._internal import trace_log
 
-    return bool(trace_log.handlers)
+    # torch's own handler is always there, and writes only where TORCH_TRACE names a directory.
+    return any(getattr(handler, "root_dir", True) for handler in trace_log.handlers)
 
 
 def trace_artifact(name: str, encoding: str, payload: Any) -> None:

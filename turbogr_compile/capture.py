@@ -242,6 +242,7 @@ def _build(gm: fx.GraphModule, inputs: Sequence[Any], traced: Traced) -> fx.Grap
             "grad-enabled-inside", "gradients are switched on inside a graph that runs with gradients off",
             line=line_of(lost[0]), hint="run the model with gradients on, or drop enable_grad",
         )  # fmt: skip
+    traced.module.graph.eliminate_dead_code()
     _check_vocabulary(traced.module)
     _adopt(gm, traced.module)
     finish(traced.module, Phase.PRE_GRAD)
@@ -306,7 +307,6 @@ def _check_writes(traced: Traced, tracked: set[fx.Node]) -> None:
 def _store_inputs(traced: Traced) -> None:
     graph = traced.module.graph
     placeholders, (output,) = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")
-    # Dynamo's own grad mode is back to where it was when the graph ends.
     for i, value in traced.written.items():
         with graph.inserting_before(output):
             node = graph.call_function(aten.copy_.default, (placeholders[i], value))

@@ -496,7 +496,8 @@ def remove_modes(traced: Traced, grad_enabled: bool) -> list[fx.Node]:
             enabled = node.args[0]
             graph.erase_node(node)
             continue
-        enabled = grad_enabled if node.op == "output" else enabled
+        if node.op == "output" or node.target is aten.copy_.default:  # after the function, whatever mode it ended in
+            enabled = grad_enabled
         for source in [n for n in node.all_input_nodes if enabled and n in off]:
             if source not in detached:
                 detached[source] = _detach_after(source)

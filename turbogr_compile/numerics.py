@@ -73,7 +73,7 @@ def _compare_one(i: int, a: Any, b: Any, reference: Any) -> Verdict:
     scale = max(exact[finite].abs().max().item() if finite.any() else 0.0, 1e-30)
     error_before = _distance(a.double(), exact, finite) / scale
     error_after = _distance(b.double(), exact, finite) / scale
-    tiny = 64 * torch.finfo(a.dtype).eps
+    tiny = 8 * torch.finfo(a.dtype).eps
     wrong = error_after > SLACK * error_before + tiny
     text = f"result {i}: relative error {error_before:.1e} became {error_after:.1e}"
     return Verdict(wrong, text, error_before, error_after)

@@ -114,7 +114,20 @@ def _linear(args: list[Any], out: torch.Tensor) -> sympy.Expr:
     return 2 * _prod(out.shape) * expression(args[0].shape[-1])
 
 
-_COMPOSITE = {aten.linear: _linear, aten.matmul: _linear}
+def _attention(args: list[Any], out: torch.Tensor) -> sympy.Expr:
+    query, key, value = (a.shape for a in args[:3])
+    pairs = _prod(query[:-1]) * expression(key[-2])
+    return 2 * pairs * (expression(query[-1]) + expression(value[-1]))
+
+
+def _convolution(args: list[Any], out: torch.Tensor) -> sympy.Expr:
+    return 2 * _prod(out.shape) * _prod(args[1].shape[1:])
+
+
+_COMPOSITE = {
+    aten.linear: _linear, aten.matmul: _linear, aten.scaled_dot_product_attention: _attention,
+    aten.conv1d: _convolution, aten.conv2d: _convolution,
+}  # fmt: skip
 
 
 def _einsum(node: fx.Node) -> sympy.Expr | None:

@@ -117,13 +117,13 @@ def test_several_graphs_and_inference():
 
 
 def test_symbolic_batch_does_not_recompile():
-    recording = Recording()
+    torch._dynamo.utils.counters.clear()
     model = Tower().eval()
-    compiled = turbogr_compile.compile(model.forward, codegen="aten", dynamic=True, instruments=[recording])
+    compiled = turbogr_compile.compile(model.forward, codegen="aten", dynamic=True)
     for batch in (3, 4, 7):
         ids = torch.randint(0, 50, (batch, 6))
         torch.testing.assert_close(compiled(ids), model(ids))
-    assert [r["graph"] for r in recording.records if r["role"] == "captured"] == ["0.0-captured"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 # --- phases ------------------------------------------------------------------------------------------

@@ -384,6 +384,21 @@ def test_exponential_average_of_parameters():
     assert aten.detach.default in backend.targets
 
 
+def test_write_in_a_graph_that_ends_with_gradients_off():
+    def step(x, mean):
+        y = x * 2
+        torch.set_grad_enabled(False)
+        mean.mul_(0.9).add_(x)
+        return y
+
+    with torch.set_grad_enabled(True):
+        x, mean = f64(3), f64(3, grad=False)
+        twin = mean.clone()
+        y = torch.compile(step, backend=Backend())(x, mean)
+    same(mean, twin * 0.9 + x, 1e-12)
+    assert y.requires_grad and not mean.requires_grad
+
+
 def test_parameter_written_under_no_grad_is_refused():
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -1,0 +1,168 @@
+"""One smoke test per private torch API, so that an upgrade of torch breaks here first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from turbogr_compile import _torch
+from turbogr_compile.testing import trace_graph
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def graph():
+    return trace_graph(lambda x: (torch.rand_like(x) + x.relu()).sum(), "f32[a, b]").graph
+
+
+def test_compile_id_outside_of_dynamo():
+    assert _torch.compile_id() == "-"
+
+
+def test_compile_id_inside_of_dynamo():
+    seen = []
+
+    def backend(module, inputs):
+        seen.append(_torch.compile_id())
+        return module.forward
+
+    torch._dynamo.reset()
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(1))
+    assert seen == ["0.0"]
+
+
+def test_fake_mode_and_shape_env_of_a_graph(graph):
+    mode = _torch.fake_mode_of(graph)
+    assert isinstance(mode, _torch.FakeTensorMode) and _torch.shape_env_of(graph) is mode.shape_env
+
+
+def test_guards_are_counted(graph):
+    env = _torch.shape_env_of(graph)
+    before = _torch.guard_count(env)
+    bool(graph.find_nodes(op="placeholder")[0].meta["val"].shape[0] % 3 == 1)
+    assert _torch.guard_count(env) == before + 1 and "Mod" in _torch.new_guards(env, before)[0]
+
+
+def test_guards_can_be_forbidden(graph):
+    env = _torch.shape_env_of(graph)
+    with pytest.raises(Exception, match="guards"), _torch.trying(env):
+        bool(graph.find_nodes(op="placeholder")[0].meta["val"].shape[0] % 5 == 1)
+
+
+def test_unbacked_sizes_are_found():
+    graph = trace_graph(lambda x: x.nonzero(), "f32[4]").graph
+    (node,) = graph.find_nodes(op="call_function", target=aten.nonzero.default)
+    assert len(_torch.free_unbacked(node.meta["val"])) == 1
+
+
+def test_mutation_is_read_from_the_schema():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    written = graph.call_function(aten.add_.Tensor, (x, 1))
+    assert _torch.mutated_arguments(written) == [x] and not _torch.is_functional(written)
+    assert _torch.is_functional(graph.call_function(aten.add.Tensor, (x, 1)))
+
+
+def test_random_and_impure_ops(graph):
+    (random,) = graph.find_nodes(op="call_function", target=aten.rand_like.default)
+    (relu,) = graph.find_nodes(op="call_function", target=aten.relu.default)
+    assert _torch.is_random(random) and random.is_impure()
+    assert not _torch.is_random(relu) and not relu.is_impure()
+
+
+def test_copy_keeps_names_metadata_and_sources(graph):
+    _torch.mark_added_input(graph.find_nodes(op="placeholder")[0])
+    copied = _torch.copy_graph(graph)
+    assert [n.name for n in copied.nodes] == [n.name for n in graph.nodes]
+    assert copied.find_nodes(op="placeholder")[0]._dynamo_source is None
+    first, second = (next(n for n in g.nodes if n.op == "call_function") for g in (graph, copied))
+    assert first.meta == second.meta and first is not second
+
+
+def test_aot_autograd_with_each_partitioner():
+    for partition in (_torch.default_partition, _torch.min_cut_partition):
+        module = torch.fx.symbolic_trace(lambda x: (x.sin().sum(),))
+        x = torch.randn(3, requires_grad=True)
+        roles = []
+
+        def compiler(graph, inputs, roles=roles):
+            roles.append(len(inputs))
+            return _torch.boxed(graph.forward)
+
+        compiled = _torch.aot_autograd(
+            module, [x], fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition, decompositions={}
+        )
+        compiled(x)[0].backward()
+        torch.testing.assert_close(x.grad, x.detach().cos())
+        assert len(roles) == 2
+
+
+@pytest.mark.slow
+def test_inductor_takes_our_passes_and_key():
+    seen = []
+
+    def inner(graph, inputs, *args, **kwargs):
+        seen.append(bool(kwargs.get("is_backward")))
+        return _torch.compile_fx_inner(graph, inputs, *args, **kwargs)
+
+    def backend(module, inputs):
+        return _torch.inductor(module, inputs, inner, lambda joint: seen.append("joint"), "k", reuse_autograd=False)
+
+    torch._dynamo.reset()
+    x = torch.randn(3, requires_grad=True)
+    torch.compile(lambda x: x.sin().sum(), backend=backend)(x).backward()
+    assert seen == ["joint", False, True]
+
+
+def test_dynamo_flags_apply_to_a_backend_without_wrapper():
+    def backend(module, inputs):
+        return module.forward
+
+    backend.backend_ctx_ctor = lambda: _torch.dynamo_flags(capture_scalar_outputs=True)
+    torch._dynamo.reset()
+    fn = _torch.optimize(lambda x: x.sum().item() + x, backend, nopython=True)
+    torch.testing.assert_close(fn(torch.ones(2)), torch.full((2,), 3.0))
+
+
+def test_run_backward_leaves_grad_alone():
+    w = torch.ones(2, requires_grad=True)
+    ran = []
+    h = w * 2
+    h.register_hook(lambda g: ran.append(g))
+    _torch.run_backward({"loss": h.sum(), "n": 3})
+    assert w.grad is None and len(ran) == 1
+
+
+def test_trace_is_off_by_default():
+    handlers = torch._logging._internal.trace_log.handlers
+    assert _torch.trace_enabled() == any(not hasattr(h, "root_dir") for h in handlers)  # pytest adds its own
+    _torch.trace_artifact("nothing", "string", "")
+
+
+def test_contexts_beside_a_compilation():
+    with torch.autocast("cpu", torch.bfloat16), _torch.without_autocast(), _torch.outside_compilation():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
+
+
+def test_named_symbols_are_backed():
+    env = _torch.ShapeEnv()
+    size = _torch.named_symbol(env, "b", 12)
+    assert size.node.hint == 12 and env.backed_var_to_val[size.node.expr] == 12
+
+
+def test_fake_twins():
+    (fake, number) = _torch.fake_inputs([torch.ones(2, 3), 4])
+    assert isinstance(fake, _torch.FakeTensor) and fake.shape == (2, 3) and number == 4
+
+
+def test_erased_nodes_are_known():
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    assert not _torch.is_erased(node)
+    graph.erase_node(node)
+    assert _torch.is_erased(node)
+
+
+def test_cpp_compiler_is_looked_up():
+    assert isinstance(_torch.cpp_compiler(), str)
