@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-from hstu import Recommender, histories  # noqa: E402
+from hstu import Recommender, histories
 
 BACKENDS = ("inductor", "turbogr")
 

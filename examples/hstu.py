@@ -37,10 +37,10 @@ class HSTULayer(nn.Module):
 
 
 class Recommender(nn.Module):
-    """Next-item prediction: embeddings, HSTU layers, cross-entropy over all items on the positions that have a target."""
+    """Next-item prediction: embeddings, HSTU layers, cross-entropy over all items where there is a next one."""
 
     def __init__(
-        self, items: int = 2000, dim: int = 64, heads: int = 2, layers: int = 2, max_len: int = 128, dropout: float = 0.0
+        self, items: int = 2000, dim: int = 64, heads: int = 2, layers: int = 2, max_len: int = 128, dropout: float = 0
     ) -> None:
         super().__init__()
         self.items = nn.Embedding(items + 1, dim, padding_idx=0)
@@ -66,7 +66,7 @@ class Recommender(nn.Module):
 
 
 def histories(batch: int, max_len: int, items: int, seed: int) -> Tensor:
-    """Heavy-tailed histories with structure to learn: each user walks through the catalogue with a stride of their own."""
+    """Heavy-tailed histories with structure to learn: each user walks through the catalogue with their own stride."""
     g = torch.Generator().manual_seed(seed)
     lengths = (torch.randn(batch, generator=g).exp() * 0.18 * max_len).long().clamp(3, max_len)
     start = torch.randint(0, items, (batch, 1), generator=g)

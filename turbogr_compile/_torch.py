@@ -12,15 +12,63 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import CompileContext, detect_fake_mode
+from torch._decomp import _should_decompose_because_unsafe_op  # composites whose schema hides writes or views
+from torch._dispatch.python import enable_python_dispatcher  # symbolic sizes inside composite ops
+from torch._dynamo.source import ConstantSource  # AOTAutograd wants a source for every lifted constant
+from torch._functorch._aot_autograd.functional_utils import (
+    from_fun,  # current value of a functional tensor
+    has_data_mutation,  # was it written to?
+    has_metadata_mutation,  # was its shape or storage replaced?
+    to_fun,  # wrap a tensor for functionalization
+)
+from torch._guards import (  # Dynamo's fake mode and symbolic contexts of inputs
+    CompileContext,
+    TracingContext,
+    detect_fake_mode,
+)
 from torch._logging import trace_structured
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, rebind_unbacked, statically_known_true
+from torch._ops import HigherOrderOperator  # to name and refuse ops that hold subgraphs
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # values without data
+from torch._subclasses.functional_tensor import (
+    FunctionalTensor,
+    FunctionalTensorMode,  # rewrites in-place ops and views; subclassed for our vocabulary
+)
+from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode  # nodes Dynamo records
+from torch.fx.experimental.proxy_tensor import (
+    get_proxy_mode,  # the tracer that is recording
+    make_fx,
+    maybe_enable_thunkify,  # arithmetic on sizes is recorded only where it is used; halves the time of tracing
+    track_tensor_tree,  # makes a value known to the tracer
+)
+from torch.fx.experimental.symbolic_shapes import (
+    PropagateUnbackedSymInts,  # interpreter that keeps Dynamo's names for data-dependent sizes
+    ShapeEnv,
+    statically_known_true,
+)
+from torch.multiprocessing.reductions import StorageWeakRef  # identity of memory
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # DTensor and friends
+
+enter_autocast = torch.amp.autocast_mode._enter_autocast  # nodes Dynamo records for `torch.autocast`
+exit_autocast = torch.amp.autocast_mode._exit_autocast
+set_grad_enabled = torch._C._set_grad_enabled  # node Dynamo records for `torch.no_grad`
+get_data_attr = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]  # what Dynamo makes of `x.data`
+
+
+
 
 __all__ = [
-    "FakeTensor", "FakeTensorMode", "ShapeEnv", "compile_id", "detect_fake_mode", "dynamo_flags", "fake_mode_of",
-    "free_unbacked", "guard_count", "is_functional", "is_impure", "mutated_arguments", "optimize", "rebind_unbacked",
-    "shape_env_of", "statically_known_true", "trace_structured",
+    "CompileContext", "ConstantSource", "FakeTensor", "FakeTensorMode", "FunctionalTensor",
+    "FunctionalTensorMode", "HigherOrderOperator", "PropagateUnbackedSymInts", "ShapeEnv", "StorageWeakRef",
+    "TracingContext", "_enter_inference_mode", "_exit_inference_mode", "_should_decompose_because_unsafe_op",
+    "aot_autograd", "boxed", "compile_fx_inner", "compile_id", "copy_graph", "cpp_compiler",
+    "default_partition", "detect_fake_mode", "dynamo_flags", "enable_python_dispatcher", "enter_autocast",
+    "exit_autocast", "fake_inputs", "fake_mode_of", "free_unbacked", "from_fun", "get_data_attr",
+    "get_proxy_mode", "guard_count", "has_data_mutation", "has_metadata_mutation", "ignore_fresh_unbacked",
+    "inductor", "is_erased", "is_functional", "is_impure", "is_random", "is_traceable_wrapper_subclass",
+    "make_fx", "mark_added_input", "maybe_enable_thunkify", "min_cut_partition", "mutated_arguments",
+    "named_symbol", "new_guards", "optimize", "outside_compilation", "run_backward", "set_grad_enabled",
+    "shape_env_of", "statically_known_true", "to_fun", "trace_artifact", "trace_enabled", "trace_structured",
+    "track_tensor_tree", "trying", "without_autocast",
 ]  # fmt: skip
 
 
@@ -251,7 +299,6 @@ _NOISY = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tenso
 
 def named_symbol(env: ShapeEnv, name: str, hint: int) -> torch.SymInt:
     """A backed symbolic size for traces that are not part of a compilation."""
-    from torch._dynamo.source import ConstantSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic
 
     source = ConstantSource(name)

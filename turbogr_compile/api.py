@@ -11,9 +11,9 @@ from torch import fx
 from . import _torch
 from .backend import Compilation, instruments_for
 from .errors import OptionError
+from .functional import trace
 from .instrument import GraphRun
 from .manager import Manager
-from .normal import trace
 from .options import Options
 from .pass_base import Phase, Role
 from .pipeline import Pipeline

@@ -14,6 +14,7 @@ The captured module takes the place of Dynamo's: same inputs, same outputs, trai
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from torch import fx
 from torch.fx import traceback as fx_traceback
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ._torch_capture import (
+from ._torch import (
     ConstantSource,
     FakeTensor,
     HigherOrderOperator,
@@ -34,27 +35,32 @@ from ._torch_capture import (
     _enter_inference_mode,
     _exit_inference_mode,
     detect_fake_mode,
+    enter_autocast,
+    exit_autocast,
     get_data_attr,
     get_proxy_mode,
     is_traceable_wrapper_subclass,
+    set_grad_enabled,
     to_fun,
     track_tensor_tree,
 )
 from .errors import TurbogrError
-from .normal import (
+from .functional import (
     Traced,
     autocast_devices,
     finish,
     functional_trace,
     is_size_arithmetic,
-    memory_of,
     remove_modes,
     tracked_nodes,
 )
+from .normal import memory_of
 from .pass_base import Phase
 from .provenance import UserLine, line_of, user_line
 
 aten = torch.ops.aten
+# Dynamo spells the way to an input: l(ocal), self, and the kind of each attribute.
+_FILLER = re.compile(r"_(?:(?:l|self|modules|parameters|buffers)_)+")
 
 
 @dataclass(frozen=True)
@@ -175,20 +181,20 @@ class _Interpreter(PropagateUnbackedSymInts):
         if target in _LEGACY and len(args) == 1 and isinstance(args[0], torch.Tensor):
             # The constructor copies the data out, which a tracer cannot see.
             return args[0].to(_LEGACY[target] or torch.get_default_dtype(), copy=True)
-        if target is torch.amp.autocast_mode._enter_autocast:
+        if target is enter_autocast:
             mode = torch.autocast(*args)
             mode.__enter__()
             self.run_state.autocasts.append(mode)
             return mode
-        if target is torch.amp.autocast_mode._exit_autocast:
+        if target is exit_autocast:
             self.run_state.autocasts.remove(args[0])
             return args[0].__exit__(None, None, None)
         if target is _enter_inference_mode:
             before = torch.is_grad_enabled()
-            torch._C._set_grad_enabled(not args[0])
+            set_grad_enabled(not args[0])
             return before
         if target is _exit_inference_mode:
-            return torch._C._set_grad_enabled(args[0])
+            return set_grad_enabled(args[0])
         return super().call_function(target, args, kwargs)
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -354,6 +360,12 @@ def _line_near(node: fx.Node) -> UserLine | None:
     return line_of(node) or next((line for user in node.users if (line := line_of(user)) is not None), None)
 
 
+def readable_name(name: str) -> str:
+    """Dynamo's name for an input as the user would say it: `l_self_modules_norm_parameters_weight_` is norm_weight."""
+    words = _FILLER.sub("_", f"_{name}_").strip("_")
+    return words if words.isidentifier() else name
+
+
 def _adopt(gm: fx.GraphModule, module: fx.GraphModule) -> None:
     """Names, metadata and sources by which AOTAutograd recognises a graph of Dynamo's; a user line for every node."""
     module.meta.update(gm.meta)
@@ -363,7 +375,7 @@ def _adopt(gm: fx.GraphModule, module: fx.GraphModule) -> None:
         vars(module)["_param_name_to_source"] = {c: sources.get(c) or ConstantSource(c) for c in constants}
     theirs, ours = gm.graph.find_nodes(op="placeholder"), module.graph.find_nodes(op="placeholder")
     for original, node in zip(theirs, ours, strict=True):
-        node._rename(original.name)
+        node._rename(readable_name(original.name))
         node.target = node.name
         if "tensor_dict" in original.meta:  # not the rest: it keeps real inputs alive
             node.meta["tensor_dict"] = original.meta["tensor_dict"]
@@ -390,7 +402,7 @@ def _disable_ambient_autocast(module: fx.GraphModule) -> None:
     for device in devices:
         settings = (device, torch.get_autocast_dtype(device), False, torch.is_autocast_cache_enabled())
         with graph.inserting_before(first):
-            enter = graph.call_function(torch.amp.autocast_mode._enter_autocast, settings)
+            enter = graph.call_function(enter_autocast, settings)
         with graph.inserting_before(output):
-            graph.call_function(torch.amp.autocast_mode._exit_autocast, (enter,))
+            graph.call_function(exit_autocast, (enter,))
     module.recompile()

@@ -36,7 +36,7 @@ def refresh(module: fx.GraphModule, before: dict[fx.Node, Signature]) -> list[fx
         if node.op in ("placeholder", "get_attr", "output"):
             continue
         touched = before.get(node) != (node.target, node.args, dict(node.kwargs))
-        if not touched and "val" in node.meta and not any(n in moved for n in node.all_input_nodes):
+        if not touched and not any(n in moved for n in node.all_input_nodes):
             continue
         old = node.meta.get("val")
         node.meta["val"] = _recompute(prop, mode, node)

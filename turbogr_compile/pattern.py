@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from . import normal
+from . import functional
 from ._torch import without_autocast
 from .pass_base import Phase
 
@@ -124,7 +124,7 @@ def trace_holes(
         distinct.append(value.detach() if id(value) in seen else value)
         seen.add(id(value))
     with without_autocast():  # of the code that is being compiled; a rule says its own casts
-        return normal.trace(lambda *tensors: fn(*(tensors[i] for i in which), **bound), distinct, phase)
+        return functional.trace(lambda *tensors: fn(*(tensors[i] for i in which), **bound), distinct, phase)
 
 
 def literal_of(argument: Any) -> Any:

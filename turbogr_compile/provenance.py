@@ -76,7 +76,8 @@ def inherit(node: fx.Node, sources: list[fx.Node], origin: Origin) -> None:
     """Give a new node the identity of the nodes it came from, ours and PyTorch's own keys alike."""
     node.meta.setdefault("turbogr", origin)
     # The last source in graph order is the one whose value is replaced: its line explains the node best.
-    for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node"):
+    # `recompute` and `ac_graph_id` are activation checkpointing's marks.
+    for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "recompute", "ac_graph_id"):
         if node.meta.get(key):
             continue
         for source in reversed(sources):

@@ -23,7 +23,7 @@ from torch import fx
 from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
-from . import normal
+from . import functional
 from ._torch import trying
 from .context import Context, NearMiss
 from .instrument import GraphRun, Instrument
@@ -52,7 +52,7 @@ def trace_graph(fn: Function, inputs: Inputs | Sequence[torch.Tensor], phase: Ph
             return fn(*values)
 
     with fx_traceback.preserve_node_meta():
-        return normal.trace(recorded, tensors, phase)
+        return functional.trace(recorded, tensors, phase)
 
 
 def _is_text(inputs: Any) -> bool:

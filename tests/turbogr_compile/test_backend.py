@@ -205,7 +205,7 @@ class Clamped(nn.Module):
         return (x * self.scale).sum()
 
 
-def test_graph_that_cannot_be_captured_runs_unmodified_with_a_remark(caplog):
+def test_graph_that_cannot_be_captured_runs_unmodified_with_a_remark():
     recording = Recording()
     model = Clamped()
     loss = turbogr_compile.compile(model, codegen="aten", instruments=[recording])(torch.ones(3))

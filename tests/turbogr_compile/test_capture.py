@@ -18,7 +18,7 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from turbogr_compile.capture import CannotCapture, capture
+from turbogr_compile.capture import CannotCapture, capture, readable_name
 from turbogr_compile.normal import normalize
 from turbogr_compile.pass_base import Phase
 from turbogr_compile.provenance import line_of
@@ -913,3 +913,19 @@ def test_custom_ops_stay_whole():
         warnings.simplefilter("error")
         backend = check(lambda x: twice(x).sum(), (f64(3),))
     assert torch.ops.turbogr_test.twice.default in backend.targets
+
+
+@pytest.mark.parametrize(
+    ("name", "readable"),
+    [
+        ("l_ids_", "ids"),
+        ("l_self_modules_layers_modules_0_modules_norm_parameters_weight_", "layers_0_norm_weight"),
+        ("l_self_modules_norm_buffers_running_mean_", "norm_running_mean"),
+        ("l_model_modules_items_parameters_weight_", "model_items_weight"),
+        ("l_batch_past_ids_", "batch_past_ids"),
+        ("l_0_", "l_0_"),
+        ("s77", "s77"),
+    ],
+)
+def test_inputs_are_named_as_the_user_would(name, readable):
+    assert readable_name(name) == readable

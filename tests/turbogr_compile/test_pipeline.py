@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_cycle_names_both_declarations():
     text = str(error.value)
     assert "first   must follow  second" in text and "second  must follow  first" in text
     assert 'after=("second",)' in text and 'before=("second",)' not in text
-    lines = open(__file__, encoding="utf-8").read().splitlines()
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     for declaration in ('    after = ("second",)', '    after = ("first",)'):
         assert f"test_pipeline.py:{lines.index(declaration) + 1}" in text
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from turbogr_compile import catalogue, normal
+from turbogr_compile import catalogue, functional
 from turbogr_compile.context import Context
 from turbogr_compile.errors import PassError, RuleError
 from turbogr_compile.pass_base import Phase, Role, declaration_site
@@ -289,9 +289,9 @@ def test_rules_of_a_set_run_as_one_pass_until_none_applies():
 
 def test_importing_rules_traces_nothing():
     program = (
-        "import turbogr_compile.normal as normal\n"
+        "import turbogr_compile.functional as functional\n"
         "def no(*a, **k): raise SystemExit('traced')\n"
-        "normal.trace = no\n"
+        "functional.trace = no\n"
         "import torch\n"
         "from turbogr_compile.rule import rule\n"
         "from turbogr_compile.pass_base import Phase\n"
@@ -305,8 +305,8 @@ def test_importing_rules_traces_nothing():
 def test_patterns_are_traced_once(monkeypatch):
     made = make("test-traced-once", lambda x: x.relu().neg(), lambda x: x.neg().relu())
     traced = []
-    original = normal.trace
-    monkeypatch.setattr(normal, "trace", lambda *a, **k: traced.append(1) or original(*a, **k))
+    original = functional.trace
+    monkeypatch.setattr(functional, "trace", lambda *a, **k: traced.append(1) or original(*a, **k))
     assert made.spellings[0].patterns is made.spellings[0].patterns
     assert len(traced) == 1
 
