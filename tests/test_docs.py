@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXECUTED = ("python", "text", "console", "sh")
 
-_FENCE = re.compile(r"^```(?P<language>\w*)\s*$")
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\s*$")
 _FILE = re.compile(r"^# (?P<name>[\w./]+\.py)$")
 _STATUS = re.compile(r"\s+# exit status (?P<status>\d+)$")
 _RUNNABLE = re.compile(r"^(turbogr|python|cat|ls|[A-Z_]+=\S+)(\s|$)")
@@ -76,8 +76,8 @@ def blocks_of(document: Path) -> list[Block]:
     while at < len(lines):
         fence = _FENCE.match(lines[at])
         if fence:
-            end = next(i for i in range(at + 1, len(lines)) if lines[i] == "```")
-            text = "\n".join(lines[at + 1 : end]) + "\n"
+            end = next(i for i in range(at + 1, len(lines)) if lines[i] == fence["indent"] + "```")
+            text = "".join(f"{line.removeprefix(fence['indent'])}\n" for line in lines[at + 1 : end])
             runs = fence["language"] in EXECUTED and said != "<!-- not run -->"
             found.append(Block(document, at + 1, fence["language"], text, runs))
             at, said = end, ""

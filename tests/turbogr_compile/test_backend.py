@@ -24,6 +24,7 @@ CODEGENS = ["aten", pytest.param("inductor", marks=pytest.mark.slow)]
 @pytest.fixture(autouse=True)
 def fresh():
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
@@ -117,7 +118,6 @@ def test_several_graphs_and_inference():
 
 
 def test_symbolic_batch_does_not_recompile():
-    torch._dynamo.utils.counters.clear()
     model = Tower().eval()
     compiled = turbogr_compile.compile(model.forward, codegen="aten", dynamic=True)
     for batch in (3, 4, 7):
