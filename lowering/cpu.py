@@ -27,6 +27,9 @@ class Cpu(BaseTarget):
             return [Missing("a C++ compiler", "install g++, or use options={'codegen': 'aten'}, which needs none")]
         return []
 
+    def decompositions(self, codegen: str) -> dict[Any, Callable[..., Any]]:
+        return _torch.inductor_decompositions() if codegen == "inductor" else {}
+
     def lower(self, module: fx.GraphModule, inputs: Sequence[Any], codegen: str, hooks: Hooks) -> Callable[..., Any]:
         return (_inductor if codegen == "inductor" else _aten)(module, inputs, hooks)
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from torch import fx
 
 from ..errors import OptionError, TargetError, did_you_mean
-from ..pass_base import Role
+from ..pass_base import Phase, Role, Vocabulary
 
 GROUP = "turbogr.targets"
 _NOT_TARGETS = {"target", "aot"}
@@ -84,6 +84,15 @@ class BaseTarget:
 
     def missing(self, codegen: str) -> list[Missing]:
         return []
+
+    def vocabulary(self, phase: Phase, codegen: str | None) -> Vocabulary:
+        """What graphs of this phase are made of on the road of this target."""
+        apart = {} if phase is Phase.PRE_GRAD else self.decompositions(self.check_codegen(codegen))
+        return Vocabulary(phase, f"{self.name}/{codegen}" if apart else "", apart)
+
+    def decompositions(self, codegen: str) -> dict[Any, Callable[..., Any]]:
+        """Ops that AOTAutograd takes apart for this target."""
+        return {}
 
     def lower(self, module: fx.GraphModule, inputs: Sequence[Any], codegen: str, hooks: Hooks) -> Callable[..., Any]:
         raise TypeError(f"target '{self.name}' does not define lower()")

@@ -180,7 +180,7 @@ def check_shown(shown: list[str], output: str, place: str) -> None:
         wanted = plain(line)
         if wanted in ("", "..."):
             continue
-        pattern = re.compile(".*".join(re.escape(part) for part in wanted.split("...")))
+        pattern = re.compile(".*".join(re.escape(part.strip()) for part in wanted.split("...")))
         if not any(pattern.fullmatch(found) for found in lines):
             raise AssertionError(f"{place} shows a line that was not printed (here):\n  {line}\nprinted:\n{output}")
 
@@ -201,12 +201,14 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TURBOGR_CODEGEN", "aten")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.setattr(catalogue, "_registered", dict(catalogue._registered))
-    modules = set(sys.modules)
     yield Reader(tmp_path)
-    for name in set(sys.modules) - modules:
-        if str(getattr(sys.modules[name], "__file__", "") or "").startswith(str(tmp_path)):
-            del sys.modules[name]
+    files = {name: str(getattr(module, "__file__", None) or "") for name, module in sys.modules.items()}
+    mine = {name for name, file in files.items() if file.startswith(str(tmp_path))}
+    for name in mine:
+        del sys.modules[name]
+    for name, known in list(catalogue._registered.items()):
+        if known.__module__ in mine:
+            del catalogue._registered[name]
     torch.compiler.reset()
 
 

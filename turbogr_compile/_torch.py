@@ -64,7 +64,8 @@ __all__ = [
     "default_partition", "detect_fake_mode", "dynamo_flags", "enable_python_dispatcher", "enter_autocast",
     "exit_autocast", "fake_inputs", "fake_mode_of", "free_unbacked", "from_fun", "get_data_attr",
     "get_proxy_mode", "guard_count", "has_data_mutation", "has_metadata_mutation", "ignore_fresh_unbacked",
-    "inductor", "is_erased", "is_functional", "is_impure", "is_random", "is_traceable_wrapper_subclass",
+    "inductor", "inductor_decompositions", "is_erased", "is_functional", "is_impure", "is_random",
+    "is_traceable_wrapper_subclass",
     "make_fx", "mark_added_input", "maybe_enable_thunkify", "min_cut_partition", "mutated_arguments",
     "named_symbol", "new_guards", "optimize", "outside_compilation", "run_backward", "set_grad_enabled",
     "shape_env_of", "statically_known_true", "to_fun", "trace_artifact", "trace_enabled", "trace_structured",
@@ -182,6 +183,12 @@ def compile_fx_inner(graph: fx.GraphModule, values: Any, *args: Any, **kwargs: A
     from torch._inductor.compile_fx import compile_fx_inner as inner
 
     return inner(graph, values, *args, **kwargs)
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()
 
 
 def inductor(

@@ -13,6 +13,7 @@ from .backend import Compilation, instruments_for
 from .errors import OptionError
 from .functional import trace
 from .instrument import GraphRun
+from .lowering.target import find_target
 from .manager import Manager
 from .options import Options
 from .pass_base import Phase, Role
@@ -77,7 +78,8 @@ def replay(
     """Run passes of one phase on one traced function, without Dynamo or a target; what `repro.py` does."""
     recording = Recording()
     read = Options.read({"on_error": "raise", **options, "pipeline": pipeline, "instruments": [recording]})
-    module = trace(fn, _torch.fake_inputs(inputs), Phase(phase))
-    run = GraphRun("replay", Role(role), Phase(phase), read.target, read.plan(), read, module, inputs)
+    words = find_target(read.target).vocabulary(Phase(phase), read.codegen)
+    module = trace(fn, _torch.fake_inputs(inputs), words.phase, words.decompositions)
+    run = GraphRun("replay", Role(role), Phase(phase), read.target, read.plan(), read, module, words, inputs)
     Manager(run, instruments_for(read)).run_all()
     return Report(tuple(recording.records))

@@ -20,6 +20,7 @@ from .expectations import Expectations
 from .instrument import GraphRun, Instrument
 from .lowering.target import find_target
 from .manager import Manager
+from .normal import normalize
 from .options import Options
 from .pass_base import Phase, Role
 from .remarks import Remark, RemarkKind
@@ -76,11 +77,16 @@ class Compilation:
     def _run(self, phase: Phase, role: Role, module: fx.GraphModule, inputs: Sequence[Any] | None) -> None:
         if phase is Phase.LOWERING and not self.options.plan().ordered(phase):
             return  # the same graph as after POST_GRAD: nothing to show twice
+        if phase is not Phase.PRE_GRAD and self.options.plan().ordered(phase):
+            normalize(module.graph, phase)  # capture has done so already for PRE_GRAD
         Manager(self._graph_run(phase, role, module, inputs), self.instruments).run_all()
 
     def _graph_run(self, phase: Phase, role: Role, module: fx.GraphModule, inputs: Any) -> GraphRun:
         name = f"{self.graph_id}-{role.value}" + ("-lowering" if phase is Phase.LOWERING else "")
-        return GraphRun(name, role, phase, self.options.target, self.options.plan(), self.options, module, inputs)
+        words = self.target.vocabulary(phase, self.options.codegen)
+        return GraphRun(
+            name, role, phase, self.options.target, self.options.plan(), self.options, module, words, inputs
+        )
 
     def _refused(self, module: fx.GraphModule, refusal: CannotCapture) -> None:
         """Say so to every instrument; the graph runs as Dynamo made it."""

@@ -12,7 +12,7 @@ import sympy
 import torch
 from torch import fx
 
-from .pass_base import Pass, Role, Site
+from .pass_base import Pass, Role, Site, Vocabulary
 from .provenance import Origin, inherit, line_of
 from .remarks import Remark, RemarkKind
 
@@ -64,6 +64,7 @@ class Context:
     target: str
     options: Any
     graph: fx.Graph
+    words: Vocabulary
     explaining: bool = False  # rules look for near misses only when somebody will read them
     limit: int | None = None  # at most this many rewrites (bisection)
     on_rewrite: Callable[[Rewrite], None] | None = None

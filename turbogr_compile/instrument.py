@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from .context import Context
-from .pass_base import Pass, Phase, Role
+from .pass_base import Pass, Phase, Role, Vocabulary
 from .remarks import Remark
 
 
@@ -40,6 +40,7 @@ class GraphRun:
     pipeline: Any  # Pipeline
     options: Any  # Options
     module: fx.GraphModule
+    words: Vocabulary
     inputs: Any = None  # example inputs, real ones where the phase has them
     steps: list[Step] = field(default_factory=list)
     remarks: list[Remark] = field(default_factory=list)

@@ -62,7 +62,8 @@ def normalize(graph: fx.Graph, phase: Phase) -> None:
             _skip_reshapes(node, returned)
             node.target = _SPELLED.get(node.target, node.target)
         _spell_arguments(node)
-        _spell_transpose(node)
+        if phase is Phase.PRE_GRAD:  # later phases keep to the ops their target knows
+            _spell_transpose(node)
         if _is_copy(node, phase, returned) or _is_identity(node, returned):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)

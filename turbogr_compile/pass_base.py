@@ -7,7 +7,8 @@ import dataclasses
 import inspect
 import re
 import typing
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +29,15 @@ class Phase(Enum):
     JOINT = "joint"  # forward and backward in one graph
     POST_GRAD = "post-grad"  # forward, backward or inference graph
     LOWERING = "lowering"  # just before the target takes over; mutation allowed
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The ops that graphs of a phase are made of: below autograd, a target takes some of them apart."""
+
+    phase: Phase
+    target: str = ""  # whose decompositions; '' for none
+    decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict, compare=False)
 
 
 class Role(Enum):

@@ -12,7 +12,7 @@ from torch import fx
 
 from . import functional
 from ._torch import without_autocast
-from .pass_base import Phase
+from .pass_base import Vocabulary
 
 Path = tuple[Any, ...]  # argument name, then positions inside nested lists
 _SCALARS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -114,7 +114,7 @@ class Pattern:
 
 
 def trace_holes(
-    fn: Callable[..., Any], values: list[torch.Tensor], which: Sequence[int], bound: dict[str, Any], phase: Phase
+    fn: Callable[..., Any], values: list[torch.Tensor], which: Sequence[int], bound: dict[str, Any], words: Vocabulary
 ) -> fx.GraphModule:
     """Trace `fn`, whose tensor hole i is `values[which[i]]`; one tensor may fill several holes."""
     seen: set[int] = set()
@@ -124,7 +124,8 @@ def trace_holes(
         distinct.append(value.detach() if id(value) in seen else value)
         seen.add(id(value))
     with without_autocast():  # of the code that is being compiled; a rule says its own casts
-        return functional.trace(lambda *tensors: fn(*(tensors[i] for i in which), **bound), distinct, phase)
+        whole = lambda *tensors: fn(*(tensors[i] for i in which), **bound)  # noqa: E731
+        return functional.trace(whole, distinct, words.phase, words.decompositions)
 
 
 def literal_of(argument: Any) -> Any:

@@ -12,6 +12,7 @@ from torch import fx
 from .context import Context
 from .errors import PassError, TurbogrError
 from .match import Match, storage
+from .pass_base import Vocabulary
 from .pattern import is_value, trace_holes
 from .provenance import line_of
 from .search import Search
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 def apply_rules(rules: Iterable[Rule], graph: fx.Graph, ctx: Context) -> None:
     """Apply the rules again and again until none matches; then, if asked, say where they almost did."""
     rules = list(rules)
-    search = Search(graph)
+    search = Search(graph, ctx.words)
     allowed = 100 + 10 * len(graph.nodes)
     fired: Counter[str] = Counter()
     while True:
@@ -45,7 +46,7 @@ def apply_rules(rules: Iterable[Rule], graph: fx.Graph, ctx: Context) -> None:
 
 def apply(match: Match, graph: fx.Graph, ctx: Context) -> None:
     """Replace the matched nodes; nodes that are still used elsewhere stay."""
-    made = _trace_replacement(match)
+    made = _trace_replacement(match, ctx.words)
     results = _results(made)
     _check(match, results)
     point = match.insertion_point()
@@ -57,14 +58,14 @@ def apply(match: Match, graph: fx.Graph, ctx: Context) -> None:
         _erase_unused(match.nodes, graph)
 
 
-def _trace_replacement(match: Match) -> fx.GraphModule:
+def _trace_replacement(match: Match, words: Vocabulary) -> fx.GraphModule:
     replacement = match.rule.replacement
     assert replacement is not None, "patterns are not traced without one"
     distinct = list(dict.fromkeys(match.inputs))
     which = [distinct.index(n) for n in match.inputs]
     try:
         values = [n.meta["val"] for n in distinct]
-        made = trace_holes(replacement, values, which, match.literals, match.rule.phase)
+        made = trace_holes(replacement, values, which, match.literals, words)
     except TurbogrError:
         raise
     except Exception as error:

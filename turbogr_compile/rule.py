@@ -25,7 +25,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -36,7 +35,7 @@ from .catalogue import register
 from .context import Context
 from .errors import OptionError, RuleError
 from .match import Match
-from .pass_base import ALL_ROLES, Pass, Phase, Role, Site
+from .pass_base import ALL_ROLES, Pass, Phase, Role, Site, Vocabulary
 from .pattern import Pattern, literals, trace_holes
 from .rewrite import apply_rules
 from .shapes import Dim, TensorSpec, generic_inputs, parse_inputs, same_literal
@@ -145,16 +144,21 @@ class Spelling:
     def __init__(self, rule: Rule, fn: Callable[..., Any]) -> None:
         self.rule, self.fn = rule, fn
         self.site = _site_of_function(fn)
+        self._patterns: dict[Vocabulary, tuple[Pattern, ...]] = {}
 
-    @cached_property
-    def patterns(self) -> tuple[Pattern, ...]:
+    def patterns(self, words: Vocabulary) -> tuple[Pattern, ...]:
         """The pattern on generic tensors; several where its structure depends on the number of leading dims."""
+        if words not in self._patterns:
+            self._patterns[words] = self._generic_patterns(words)
+        return self._patterns[words]
+
+    def _generic_patterns(self, words: Vocabulary) -> tuple[Pattern, ...]:
         self.rule.check()
         kept: list[Pattern] = []
         failures: list[RuleError] = []
         for specs, leading in self._settings():
             try:
-                pattern = self._generic(specs, leading)
+                pattern = self._generic(specs, leading, words)
             except RuleError as error:
                 failures.append(error)
                 continue
@@ -166,9 +170,11 @@ class Spelling:
             raise max(failures, key=lambda e: _HIDDEN in str(e))
         return tuple(kept)
 
-    def trace_on(self, values: list[torch.Tensor], which: Sequence[int], bound: dict[str, Any]) -> Pattern:
+    def trace_on(
+        self, values: list[torch.Tensor], which: Sequence[int], bound: dict[str, Any], words: Vocabulary
+    ) -> Pattern:
         """The pattern on these tensors; hole i takes `values[which[i]]`."""
-        return Pattern(trace_holes(self.fn, values, which, bound, self.rule.phase), strict=True)
+        return Pattern(trace_holes(self.fn, values, which, bound, words), strict=True)
 
     def _settings(self) -> Iterator[tuple[Sequence[TensorSpec], int]]:
         if self.rule.inputs is not None:
@@ -180,12 +186,12 @@ class Spelling:
                 dims = tuple(Dim(name.format(i)) for i in range(rank))
                 yield [TensorSpec("float", dims)] * len(self.rule.tensors), 0
 
-    def _generic(self, specs: Sequence[TensorSpec], leading: int) -> Pattern:
+    def _generic(self, specs: Sequence[TensorSpec], leading: int, words: Vocabulary) -> Pattern:
         """Traced with several sets of literals: what varies as a literal does is where that literal sits."""
         failure: RuleError | None = None
         for values in _literal_values(self.rule.literals, rank=max(len(s.closed(leading).dims) for s in specs)):
             try:
-                traces = [self._trace(specs, leading, v) for v in values]
+                traces = [self._trace(specs, leading, v, words) for v in values]
                 positions = self._locate(traces, values)
             except RuleError as error:
                 failure = error if failure is None or _HIDDEN in str(error) else failure
@@ -194,11 +200,13 @@ class Spelling:
         assert failure is not None
         raise failure
 
-    def _trace(self, specs: Sequence[TensorSpec], leading: int, values: dict[str, Any]) -> Pattern:
+    def _trace(
+        self, specs: Sequence[TensorSpec], leading: int, values: dict[str, Any], words: Vocabulary
+    ) -> Pattern:
         with outside_compilation(), trying():
             inputs = generic_inputs(specs, leading)
             try:
-                module = trace_holes(self.fn, inputs, range(len(inputs)), values, self.rule.phase)
+                module = trace_holes(self.fn, inputs, range(len(inputs)), values, words)
             except Exception as error:
                 shown = ", ".join(str(s.closed(leading)) for s in specs).replace("_lead", "d")
                 first = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -21,6 +21,7 @@ from .context import NearMiss, Obstacle
 from .errors import PassError, TurbogrError
 from .match import Match, Matcher, State, best
 from .obstacles import does_not_fit, does_nothing, ends_early, no_other_output
+from .pass_base import Vocabulary
 from .pattern import Pattern
 from .provenance import Origin, UserLine, line_of
 
@@ -53,8 +54,8 @@ class Attempt:
 class Search:
     """Matches and near misses of rules in one graph."""
 
-    def __init__(self, graph: fx.Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: fx.Graph, words: Vocabulary) -> None:
+        self.graph, self.words = graph, words
         self._env = shape_env_of(graph)
         self._traced: dict[Any, Pattern | Obstacle] = {}
 
@@ -62,7 +63,7 @@ class Search:
         """Every place where the rule applies, one after the other; the graph may change in between."""
         present = Counter(n.target for n in self.graph.nodes if n.op == "call_function")
         for spelling in rule.spellings:
-            for pattern in spelling.patterns:
+            for pattern in spelling.patterns(self.words):
                 if not pattern.required <= present.keys():
                     continue
                 for node in self._found(pattern.sinks[0]):
@@ -135,7 +136,7 @@ class Search:
         if key not in self._traced:
             try:
                 with trying(self._env):
-                    exact = spelling.trace_on(values, which, literals)
+                    exact = spelling.trace_on(values, which, literals, self.words)
                 computes = all(o in exact.cones for o in exact.outputs)
                 self._traced[key] = exact if computes else does_nothing(nodes)
             except TurbogrError:
@@ -171,7 +172,7 @@ class Search:
 
     def _attempts(self, rule: Rule) -> Iterator[Attempt]:
         for spelling in rule.spellings:
-            for pattern in spelling.patterns:
+            for pattern in spelling.patterns(self.words):
                 anchors = [n for n in sorted(pattern.ops) if 2 * len(pattern.cones[n]) >= len(pattern.ops)]
                 for anchor in anchors:
                     for node in self._found(anchor):

@@ -31,7 +31,7 @@ from .manager import Manager
 from .match import Matcher, State
 from .numerics import compare
 from .options import Options
-from .pass_base import Pass, Phase, Role
+from .pass_base import Pass, Phase, Role, Vocabulary
 from .pattern import Pattern, is_value, literal_of
 from .pipeline import Pipeline
 from .rule import Rule, RuleSet, Spelling
@@ -74,7 +74,7 @@ def run_passes(
     pipeline = Pipeline.of(passes if isinstance(passes, str) else list(passes))
     options = Options(on_error="raise", pipeline=pipeline)
     role = Role.CAPTURED if phase is Phase.PRE_GRAD else Role.INFERENCE
-    run = GraphRun("test", role, phase, options.target, pipeline, options, module)
+    run = GraphRun("test", role, phase, options.target, pipeline, options, module, Vocabulary(phase))
     instruments: list[Instrument] = [_Explain()]
     if verify != "off":
         instruments.append(Verifier(verify))
@@ -177,7 +177,7 @@ class _Bench:
     """A rule with everything needed to try it."""
 
     def __init__(self, rule: Rule, inputs: Inputs | None, literals: Mapping[str, Any] | None) -> None:
-        self.rule = rule
+        self.rule, self.words = rule, Vocabulary(rule.phase)
         self._inputs, self._literals = inputs, literals
 
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -185,12 +185,12 @@ class _Bench:
             return as_specs(self._inputs)
         if self.rule.inputs is not None:
             return self.rule.inputs
-        traced = self.rule.spellings[0].patterns[0]
+        traced = self.rule.spellings[0].patterns(self.words)[0]
         ranks = [n.meta["val"].dim() for n in traced.inputs]
         return tuple(TensorSpec("float", tuple(Dim(f"d{i}") for i in range(rank))) for rank in ranks)
 
     def literals(self) -> dict[str, Any]:
-        return self.rule.spellings[0].patterns[0].example | dict(self._literals or {})
+        return self.rule.spellings[0].patterns(self.words)[0].example | dict(self._literals or {})
 
     def settings(self) -> Iterator[list[torch.Tensor]]:
         """Inputs to try: every dtype the rule takes, with symbolic sizes and with one round size."""

@@ -303,3 +303,29 @@ def test_decorator_form():
         return x.exp()
 
     torch.testing.assert_close(fn(torch.ones(2)), torch.ones(2).exp())
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_post_grad_rule_speaks_the_targets_vocabulary(codegen):
+    """`silu` is one op for one code generator and taken apart for the other; the rule is the same."""
+    from turbogr_compile.rule import RuleSet
+
+    rules = RuleSet(f"test-square-silu-{codegen}", phase=Phase.POST_GRAD, doc="Square before, not after.")
+
+    @rules.rule(inputs="float")
+    def square_of_silu(x):
+        return F.silu(x) * 3.0
+
+    @square_of_silu.replace
+    def _(x):
+        return F.silu(x) + 2.0 * F.silu(x)
+
+    def fn(x):
+        return (F.silu(x) * 3.0).sum()
+
+    x = torch.randn(5)
+    recording = Recording()
+    options = {"codegen": codegen, "passes": [rules.pass_class()], "instruments": [recording], "on_error": "raise"}
+    torch.testing.assert_close(turbogr_compile.compile(fn, **options)(x), fn(x))
+    (record,) = [r for r in recording.records if r["role"] == "inference"]
+    assert len(record["steps"][1]["rewrites"]) == 1, record["steps"][1]

@@ -13,7 +13,7 @@ from turbogr_compile.errors import PassError, PipelineError, VerifyError
 from turbogr_compile.instrument import GraphRun
 from turbogr_compile.manager import Manager
 from turbogr_compile.options import Options
-from turbogr_compile.pass_base import Pass, Phase, Role
+from turbogr_compile.pass_base import Pass, Phase, Role, Vocabulary
 from turbogr_compile.pipeline import Pipeline, Repeat
 from turbogr_compile.provenance import Origin
 from turbogr_compile.recording import Recording
@@ -39,7 +39,8 @@ def symbolic(fn=model) -> fx.GraphModule:
 
 def run(module: fx.GraphModule, *passes, verify="fast", on_error="raise", watch=(), **more) -> GraphRun:
     options = Options(pipeline=Pipeline(passes), verify=verify, on_error=on_error, **more)
-    this = GraphRun("test-captured", Role.CAPTURED, Phase.PRE_GRAD, "cpu", options.plan(), options, module)
+    words = Vocabulary(Phase.PRE_GRAD)
+    this = GraphRun("test-captured", Role.CAPTURED, Phase.PRE_GRAD, "cpu", options.plan(), options, module, words)
     verifier = [] if verify == "off" else [Verifier(verify)]
     Manager(this, [*verifier, *watch]).run_all()
     return this

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from turbogr_compile.context import Context
-from turbogr_compile.pass_base import Phase, Role
+from turbogr_compile.pass_base import Phase, Role, Vocabulary
 from turbogr_compile.rule import rule
 from turbogr_compile.search import Search
 from turbogr_compile.shapes import symbolic_inputs
@@ -45,7 +45,7 @@ def explained(fn, made, inputs):
 
 def attempt(graph, made):
     """What the rule does to a graph made by hand."""
-    context = Context(made.pass_class(), Role.CAPTURED, "cpu", None, graph, explaining=True)
+    context = Context(made.pass_class(), Role.CAPTURED, "cpu", None, graph, Vocabulary(Phase.PRE_GRAD), explaining=True)
     made.pass_class().run(graph, context)
     return context
 
@@ -450,7 +450,7 @@ def test_nothing_is_explained_unless_asked(monkeypatch):
     asked = []
     monkeypatch.setattr(Search, "near_misses", lambda *_: asked.append(1) or [])
     graph = trace_graph(lambda x, w: x * w, NORM).graph
-    context = Context(rms_norm.pass_class(), Role.CAPTURED, "cpu", None, graph)
+    context = Context(rms_norm.pass_class(), Role.CAPTURED, "cpu", None, graph, Vocabulary(Phase.PRE_GRAD))
     rms_norm.pass_class().run(graph, context)
     assert not asked
 

@@ -12,7 +12,7 @@ import torch
 from turbogr_compile import catalogue, functional
 from turbogr_compile.context import Context
 from turbogr_compile.errors import PassError, RuleError
-from turbogr_compile.pass_base import Phase, Role, declaration_site
+from turbogr_compile.pass_base import Phase, Role, Vocabulary, declaration_site
 from turbogr_compile.pipeline import Pipeline
 from turbogr_compile.rule import RuleSet, rule
 from turbogr_compile.shapes import known
@@ -55,7 +55,7 @@ def make(name, fn, replacement, **settings):
 
 
 def first_use(made):
-    return [spelling.patterns for spelling in made.spellings]
+    return [spelling.patterns(Vocabulary(made.phase)) for spelling in made.spellings]
 
 
 # --- literals ------------------------------------------------------------------------------------
@@ -307,7 +307,8 @@ def test_patterns_are_traced_once(monkeypatch):
     traced = []
     original = functional.trace
     monkeypatch.setattr(functional, "trace", lambda *a, **k: traced.append(1) or original(*a, **k))
-    assert made.spellings[0].patterns is made.spellings[0].patterns
+    words = Vocabulary(made.phase)
+    assert made.spellings[0].patterns(words) is made.spellings[0].patterns(words)
     assert len(traced) == 1
 
 
@@ -326,7 +327,7 @@ def test_patterns_are_traced_in_the_middle_of_a_compilation():
 def test_autocast_around_the_compilation_does_not_reach_into_rules():
     made = make("test-under-autocast", lambda x, y: (x @ y).relu(), lambda x, y: (x @ y).clamp(min=0))
     module = trace_graph(lambda x, y: (x @ y).relu(), "f32[a, b] f32[b, c]")
-    context = Context(made.pass_class(), Role.CAPTURED, "cpu", None, module.graph)
+    context = Context(made.pass_class(), Role.CAPTURED, "cpu", None, module.graph, Vocabulary(Phase.PRE_GRAD))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         made.pass_class().run(module.graph, context)
     assert len(context.rewrites) == 1
@@ -363,7 +364,7 @@ def test_structure_that_depends_on_the_rank_is_found_at_every_rank():
         lambda x, w: torch.nn.functional.linear(x, w).relu()
     )
     made.replace(lambda x, w: torch.nn.functional.linear(x, w).clamp(min=0))
-    assert len(made.spellings[0].patterns) > 1
+    assert len(made.spellings[0].patterns(Vocabulary(POST))) > 1
     for inputs in ("f32[b, d] f32[k, d]", "f32[b, n, d] f32[k, d]"):
         assert_rewrites(
             lambda x, w: torch.nn.functional.linear(x, w).relu(),
@@ -457,7 +458,7 @@ def test_reasons_are_not_formatted_unless_somebody_reads_them():
     made.when(lambda m: m.require(False, lambda: asked.append(1) or "no"))
     for explaining in (False, True):
         graph = trace_graph(lambda x: x.relu().neg(), "f32[a, b]").graph
-        context = Context(made.pass_class(), Role.CAPTURED, "cpu", None, graph, explaining=explaining)
+        context = Context(made.pass_class(), Role.CAPTURED, "cpu", None, graph, Vocabulary(Phase.PRE_GRAD), explaining=explaining)
         made.pass_class().run(graph, context)
         assert bool(asked) == bool(context.near_misses) == explaining
 
