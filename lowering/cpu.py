@@ -51,8 +51,10 @@ def _aten(module: fx.GraphModule, inputs: Sequence[Any], hooks: Hooks) -> Callab
 
 def _inductor(module: fx.GraphModule, inputs: Sequence[Any], hooks: Hooks) -> Callable[..., Any]:
     def inner(graph: fx.GraphModule, values: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        role = Role.BACKWARD if kwargs.get("is_backward") else (
-            Role.INFERENCE if kwargs.get("is_inference") else Role.FORWARD
+        role = (
+            Role.BACKWARD
+            if kwargs.get("is_backward")
+            else (Role.INFERENCE if kwargs.get("is_inference") else Role.FORWARD)
         )
         hooks.post_grad(graph, role, values)
         return _torch.compile_fx_inner(graph, values, *args, **kwargs)

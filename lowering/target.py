@@ -26,7 +26,10 @@ _NOT_TARGETS = {"target", "aot"}
 class Hooks(Protocol):
     """What the compiler gives a target: its passes for the graphs that only the target's road produces."""
 
-    key: str  # changes whenever passes, their options or their sources change
+    @property
+    def key(self) -> str:
+        """Changes whenever passes, their options or their sources change."""
+        ...
 
     @property
     def watched(self) -> bool:

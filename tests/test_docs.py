@@ -4,9 +4,10 @@ How a document is read. The blocks of one document share a namespace and a direc
 
 * a python block whose first line is a comment with a file name is written to that file and imported; any other one is
   executed, and a text block right after it shows lines of what it printed;
-* in a console block, lines that start with `$` are commands; what follows each of them are lines of its output. The exit
-  status is 0 unless the command ends with a comment such as `# exit status 1`;
-* shown lines must occur in this order; `...` stands for anything, also for lines left out. Times and rounding errors vary;
+* in a console block, lines that start with `$` are commands; what follows each of them are lines of its output. The
+  exit status is 0 unless the command ends with a comment such as `# exit status 1`;
+* shown lines must occur in this order; `...` stands for anything, also for lines left out; times and rounding errors
+  may differ;
 * `<!-- not run -->` before a block leaves it out.
 
 Documents are about the default code generator; here they run with `aten`, which shows the same passes and needs no C++
@@ -18,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import itertools
 import os
 import re
 import shlex
@@ -90,7 +92,7 @@ def blocks_of(document: Path) -> list[Block]:
 def commands_of(block: Block) -> Iterator[Command]:
     lines = block.text.replace("\\\n", " ").splitlines()
     starts = [i for i, line in enumerate(lines) if line.startswith("$ ")] + [len(lines)]
-    for start, end in zip(starts, starts[1:], strict=False):
+    for start, end in itertools.pairwise(starts):
         text = lines[start].removeprefix("$ ")
         status = _STATUS.search(text)
         yield Command(_STATUS.sub("", text), int(status["status"]) if status else 0, lines[start + 1 : end])
@@ -199,6 +201,8 @@ def plain(line: str) -> str:
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     """A reader in an empty directory; what they import and register is forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
+    for name in [n for n in os.environ if n.startswith(("TURBOGR_", "TORCH_LOGS", "TORCH_TRACE"))]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("TURBOGR_CODEGEN", "aten")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     yield Reader(tmp_path)
@@ -212,6 +216,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     torch.compiler.reset()
 
 
+@pytest.mark.filterwarnings("ignore:turbogr")  # documents show what warnings look like
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
 def test_document_does_what_it_shows(document: Path, reader: Reader) -> None:
     for block in blocks_of(document):

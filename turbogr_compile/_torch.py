@@ -54,8 +54,6 @@ set_grad_enabled = torch._C._set_grad_enabled  # node Dynamo records for `torch.
 get_data_attr = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]  # what Dynamo makes of `x.data`
 
 
-
-
 __all__ = [
     "CompileContext", "ConstantSource", "FakeTensor", "FakeTensorMode", "FunctionalTensor",
     "FunctionalTensorMode", "HigherOrderOperator", "PropagateUnbackedSymInts", "ShapeEnv", "StorageWeakRef",
@@ -208,14 +206,19 @@ def inductor(
         def __call__(self, graph: fx.Graph) -> None:
             # Inductor runs its joint passes on inference graphs too; those have no tangents and are not joint.
             if any(n.name.startswith("tangents") for n in graph.find_nodes(op="placeholder")):
-                joint(graph.owning_module)
+                module = graph.owning_module
+                assert module is not None
+                joint(module)
 
         def uuid(self) -> str:
             return f"turbogr-{key}"
 
     # The cache of AOTAutograd skips the joint and post-grad graphs altogether; off while somebody wants to see them.
     with functorch_config.patch(enable_autograd_cache=functorch_config.enable_autograd_cache and reuse_autograd):
-        return compile_fx(module, inputs, inner_compile=inner, config_patches={"joint_custom_pre_pass": Joint()})
+        compiled: Any = compile_fx(
+            module, inputs, inner_compile=inner, config_patches={"joint_custom_pre_pass": Joint()}
+        )
+        return compiled
 
 
 def cpp_compiler() -> str:
@@ -296,7 +299,7 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
 
 def mark_added_input(node: fx.Node) -> None:
     """A placeholder that stands for nothing in the user's program."""
-    node._dynamo_source = None  # type: ignore[attr-defined]
+    node._dynamo_source = None
 
 
 # --- tracing beside a compilation --------------------------------------------------------------------

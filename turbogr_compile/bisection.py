@@ -110,9 +110,7 @@ def _into_the_pass(run: GraphRun, original: fx.Graph, step: Step, verdict: Verdi
         now = compare_graphs(module, original, module.graph, run.inputs)
         if now.wrong and last.rewrite is not None:
             rule, site = last.rewrite.rule, last.rewrite.site
-            return replace(
-                finding, verdict=now, rewrite=k, rewrites=total, rule=rule, rule_site=site, line=last.line
-            )
+            return replace(finding, verdict=now, rewrite=k, rewrites=total, rule=rule, rule_site=site, line=last.line)
     return finding
 
 

@@ -236,8 +236,8 @@ def _graphs_at(place: str) -> dict[str, str]:
     """Texts of the graphs under a dump directory, at a step or at the end."""
     directory, colon, step = place.rpartition(":") if ":" in place else (place, "", "")
     root = Path(directory)
-    levels = ("record.json", "*/record.json", "rank*/*/record.json")
-    files = next((found for level in levels if (found := sorted(root.glob(level)))), [])
+    levels = [sorted(root.glob(level)) for level in ("record.json", "*/record.json", "rank*/*/record.json")]
+    files = next((files for files in levels if files), [])
     if not files:
         raise OptionError(f"{directory!r} is not a dump directory: no record.json in it")
     found = {}
@@ -318,7 +318,7 @@ def _bisect(options: argparse.Namespace) -> int:
 def _bisect_by_command(options: argparse.Namespace) -> int:
     """Pass and rewrite after which the user's command begins to fail."""
     pipeline = Options.read({"pipeline": options.pipeline, "target": options.target}).plan()
-    names = [p.name for item in pipeline.order() for p in getattr(item, "passes", (item,))]
+    names = [p.name for p in pipeline.ordered_passes()]
 
     def fails(stop_after: str) -> bool:
         say(f"TURBOGR_STOP_AFTER={stop_after} {options.oracle}")

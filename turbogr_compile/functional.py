@@ -44,7 +44,6 @@ from .shapes import same_shape
 aten = torch.ops.aten
 
 
-
 def trace(
     fn: Callable[..., Any],
     inputs: Sequence[Any],

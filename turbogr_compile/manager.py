@@ -175,9 +175,7 @@ class Manager:
 
     def _drop(self, error: PassError, failures: dict[str, str]) -> None:
         failures[error.pass_name] = str(error).split("\n", 1)[0]
-        self.run.remarks.append(
-            Remark(RemarkKind.FAILED, "pass-failed", error.pass_name, str(error), node=error.node)
-        )
+        self.run.remarks.append(Remark(RemarkKind.FAILED, "pass-failed", error.pass_name, str(error), node=error.node))
         warnings.warn(f"turbogr: {error}\n  the graph goes on without this pass", stacklevel=2)
 
     def _tell(self, hook: str, step: Step) -> None:

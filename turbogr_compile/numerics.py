@@ -144,8 +144,8 @@ def inputs_for(graph: fx.Graph, inputs: Sequence[Any] | None) -> list[Any] | Non
 
 def _invent(value: Any, generator: torch.Generator) -> Any:
     if isinstance(value, torch.Tensor):
-        sizes = [_hint(s) for s in value.shape]
-        if any(s is None for s in sizes):
+        sizes = [s for size in value.shape if (s := _hint(size)) is not None]
+        if len(sizes) < value.ndim:
             return None
         if value.dtype.is_floating_point:
             made = torch.randn(sizes, generator=generator, dtype=torch.float64).to(value.dtype)

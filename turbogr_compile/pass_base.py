@@ -105,17 +105,21 @@ class Site:
         return f"{short_path(self.path)}:{self.line}"
 
 
-@lru_cache(maxsize=1024)
 def site_of(obj: Any) -> Site:
+    """File and line of a class or function."""
     try:
         return Site(inspect.getsourcefile(obj) or "?", inspect.getsourcelines(obj)[1])
     except (OSError, TypeError):
         return Site(getattr(obj, "__module__", "?"), 0)
 
 
+def declaration_site(cls: Any, attribute: str) -> Site:
+    """Line where `attribute` (after, before, needs) is declared in the class body of a pass."""
+    return _declaration_site(cls, attribute)
+
+
 @lru_cache(maxsize=1024)
-def declaration_site(cls: type[Pass], attribute: str) -> Site:
-    """Line where `attribute` (after, before, needs) is declared in the class body."""
+def _declaration_site(cls: Any, attribute: str) -> Site:
     for owner in cls.__mro__:
         if attribute not in vars(owner):
             continue
@@ -210,8 +214,9 @@ def _read_value(cls: type[Pass], key: str, text: str, wanted: Any) -> Any:
         value = tuple(value)
     if origin is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    if isinstance(origin, type) and (not isinstance(value, origin) or (origin is int and value in (True, False)
-                                                                        and isinstance(value, bool))):
+    if isinstance(origin, type) and (
+        not isinstance(value, origin) or (origin is int and value in (True, False) and isinstance(value, bool))
+    ):
         raise PipelineError(f"pass '{cls.name}' option {key!r} takes {origin.__name__}, got {text}")
     return value
 

@@ -148,6 +148,10 @@ class Pipeline:
         for phase in Phase:
             yield from _sort([i for i in self.items if _passes_of(i)[0].phase is phase], declared)
 
+    def ordered_passes(self) -> list[Pass]:
+        """Every pass once, in the order in which they first run."""
+        return [p for item in self.order() for p in _passes_of(item)]
+
     def declarations(self) -> list[Declared]:
         """Every order declared between passes of this pipeline; a missing need is an error."""
         here = {p.name: p for p in self.passes()}
@@ -164,8 +168,8 @@ class Pipeline:
                 for other in getattr(p, kind):
                     if other in here:
                         _check_phases(p, here[other], kind)
-                        pair = (p.name, other) if kind == "before" else (other, p.name)
-                        found.append(Declared(*pair, kind, type(p)))
+                        first, second = (p.name, other) if kind == "before" else (other, p.name)
+                        found.append(Declared(first, second, kind, type(p)))
         return found
 
 
@@ -190,8 +194,10 @@ def _parse_item(text: str) -> Item:
 
 def _check_phases(p: Pass, other: Pass, kind: str) -> None:
     phases = list(Phase)
-    wrong = phases.index(p.phase) > phases.index(other.phase) if kind == "before" else (
-        phases.index(p.phase) < phases.index(other.phase)
+    wrong = (
+        phases.index(p.phase) > phases.index(other.phase)
+        if kind == "before"
+        else (phases.index(p.phase) < phases.index(other.phase))
     )
     if wrong:
         site = declaration_site(type(p), kind)
@@ -229,9 +235,7 @@ def _cycle_message(graph: nx.DiGraph) -> str:
     width = max(len(d.later) for d in edges)
     other = max(len(d.earlier) for d in edges)
     where = max(len(str(d.site)) for d in edges)
-    lines = [
-        f"  {d.later:{width}}  must follow  {d.earlier:{other}}  {d.site!s:{where}}  {d.text}" for d in edges
-    ]
+    lines = [f"  {d.later:{width}}  must follow  {d.earlier:{other}}  {d.site!s:{where}}  {d.text}" for d in edges]
     return (
         "these passes cannot be ordered\n" + "\n".join(lines)
         + f"\nRemove one of these declarations, or split {edges[0].later} in two."

@@ -106,7 +106,7 @@ def _stats(before: stats.Cost, after: stats.Cost, run: GraphRun) -> dict[str, An
 
 def pipeline_order(pipeline: Pipeline) -> dict[str, Any]:
     """The declared order of the whole pipeline, every phase; passes it mentions but does not have are absent."""
-    here = [p for item in pipeline.order() for p in getattr(item, "passes", (item,))]
+    here = pipeline.ordered_passes()
     mentioned = {name for p in here for name in (*p.after, *p.before)} & set(catalogue.names())
     absent = [catalogue.find(name) for name in sorted(mentioned - {p.name for p in here})]
     passes = [_pass_entry(type(p), True) for p in here] + [_pass_entry(cls, False) for cls in absent]

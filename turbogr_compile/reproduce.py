@@ -97,5 +97,3 @@ def _number(size: Any) -> int:
     if isinstance(size, int):
         return size
     return int(size.node.hint) if size.node.has_hint() else 2
-
-

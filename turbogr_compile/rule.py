@@ -200,9 +200,7 @@ class Spelling:
         assert failure is not None
         raise failure
 
-    def _trace(
-        self, specs: Sequence[TensorSpec], leading: int, values: dict[str, Any], words: Vocabulary
-    ) -> Pattern:
+    def _trace(self, specs: Sequence[TensorSpec], leading: int, values: dict[str, Any], words: Vocabulary) -> Pattern:
         with outside_compilation(), trying():
             inputs = generic_inputs(specs, leading)
             try:

@@ -94,7 +94,7 @@ def _flops(node: fx.Node) -> sympy.Expr | None:
     target = node.target
     packet = getattr(target, "overloadpacket", target)
     args = [_value(a) for a in node.args]
-    out = node.meta.get("val")
+    out: Any = node.meta.get("val")
     if packet in _COMPOSITE and all(isinstance(a, torch.Tensor) for a in args[:2]):
         return _COMPOSITE[packet](args, out)
     if packet is aten.einsum:

@@ -228,9 +228,7 @@ def _by_name(record: dict[str, Any], snapshot: int) -> dict[str, int]:
     return {record["nodes"][i]["name"]: i for i in record["snapshots"][snapshot]}
 
 
-def _around(
-    record: dict[str, Any], sides: Iterable[dict[str, int]], seeds: list[str], hops: int
-) -> list[str]:
+def _around(record: dict[str, Any], sides: Iterable[dict[str, int]], seeds: list[str], hops: int) -> list[str]:
     """Names up to `hops` above or below a seed, nearest first; siblings of a seed are left out as noise."""
     distance: dict[str, int] = {}
     for side in sides:

@@ -124,9 +124,7 @@ def layout(inputs: list[str], body: Iterable[tuple[str, UserLine | None]]) -> st
 
 def diff_text(before: str, after: str, names: tuple[str, str] = ("before", "after")) -> str:
     """Unified diff; empty where nothing differs."""
-    return "".join(
-        difflib.unified_diff(before.splitlines(True), after.splitlines(True), *names, n=2, lineterm="\n")
-    )
+    return "".join(difflib.unified_diff(before.splitlines(True), after.splitlines(True), *names, n=2, lineterm="\n"))
 
 
 def table(rows: list[list[str]], header: list[str] | None = None) -> str:

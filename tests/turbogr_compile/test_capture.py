@@ -122,8 +122,11 @@ def run(fn: Callable[..., Any], model: Any, args: tuple[Any, ...]) -> list[Any]:
     torch.manual_seed(1)
     result = fn(*args)
     outs = torch.utils._pytree.tree_leaves(result)
-    loss = sum((o * torch.cos(torch.arange(o.numel(), dtype=o.dtype).view(o.shape))).sum()
-               for o in outs if isinstance(o, torch.Tensor) and o.requires_grad)
+    loss = sum(
+        (o * torch.cos(torch.arange(o.numel(), dtype=o.dtype).view(o.shape))).sum()
+        for o in outs
+        if isinstance(o, torch.Tensor) and o.requires_grad
+    )
     parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
     grads: Any = ()
     if isinstance(loss, torch.Tensor):

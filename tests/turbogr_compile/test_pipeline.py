@@ -19,7 +19,7 @@ def make(name: str, phase: Phase = Phase.PRE_GRAD, **declared: tuple[str, ...]) 
 
 
 def names(pipeline: Pipeline) -> list[str]:
-    return [p.name for item in pipeline.order() for p in getattr(item, "passes", (item,))]
+    return [p.name for p in pipeline.ordered_passes()]
 
 
 @dataclass(frozen=True)

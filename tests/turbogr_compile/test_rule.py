@@ -458,7 +458,9 @@ def test_reasons_are_not_formatted_unless_somebody_reads_them():
     made.when(lambda m: m.require(False, lambda: asked.append(1) or "no"))
     for explaining in (False, True):
         graph = trace_graph(lambda x: x.relu().neg(), "f32[a, b]").graph
-        context = Context(made.pass_class(), Role.CAPTURED, "cpu", None, graph, Vocabulary(Phase.PRE_GRAD), explaining=explaining)
+        context = Context(
+            made.pass_class(), Role.CAPTURED, "cpu", None, graph, Vocabulary(Phase.PRE_GRAD), explaining=explaining
+        )
         made.pass_class().run(graph, context)
         assert bool(asked) == bool(context.near_misses) == explaining
 
