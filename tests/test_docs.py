@@ -247,6 +247,15 @@ def anchors_of(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
 
 
+def test_every_remark_id_is_explained() -> None:
+    said = re.compile(r"(?:CannotCapture|_refuse|\.missed|\.applied|\.analysis|RemarkKind\.\w+,)\(?\s*['\"]([a-z-]+)")
+    sources = [p for folder in ("turbogr_compile", "passes", "lowering") for p in (ROOT / folder).glob("*.py")]
+    ids = {found for p in sources for found in said.findall(p.read_text(encoding="utf-8"))}
+    assert {"pass-failed", "not-traceable", "constant-too-large"} <= ids
+    explained = (ROOT / "docs" / "inspecting.md").read_text(encoding="utf-8")
+    assert not [i for i in sorted(ids) if f"| `{i}` |" not in explained]
+
+
 def test_what_is_left_out_stays_the_exception() -> None:
     blocks = [b for d in DOCUMENTS for b in blocks_of(d) if b.language in EXECUTED]
     left_out = [b.place for b in blocks if not b.runs]

@@ -107,6 +107,11 @@ class Site:
 
 def site_of(obj: Any) -> Site:
     """File and line of a class or function."""
+    return _site_of(obj)
+
+
+@lru_cache(maxsize=1024)
+def _site_of(obj: Any) -> Site:
     try:
         return Site(inspect.getsourcefile(obj) or "?", inspect.getsourcelines(obj)[1])
     except (OSError, TypeError):

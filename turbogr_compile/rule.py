@@ -23,7 +23,7 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -145,30 +145,40 @@ class Spelling:
         self.rule, self.fn = rule, fn
         self.site = _site_of_function(fn)
         self._patterns: dict[Vocabulary, tuple[Pattern, ...]] = {}
+        self._first: dict[Vocabulary, Pattern] = {}
 
     def patterns(self, words: Vocabulary) -> tuple[Pattern, ...]:
         """The pattern on generic tensors; several where its structure depends on the number of leading dims."""
         if words not in self._patterns:
-            self._patterns[words] = self._generic_patterns(words)
+            kept: list[Pattern] = []
+            for pattern in self._generic_patterns(words):
+                if all(pattern.skeleton() != k.skeleton() for k in kept):
+                    kept.append(pattern)
+            self._patterns[words] = tuple(kept)
         return self._patterns[words]
 
-    def _generic_patterns(self, words: Vocabulary) -> tuple[Pattern, ...]:
+    def may_occur(self, words: Vocabulary, present: Container[Any]) -> bool:
+        """False where an op that the pattern has at any rank is not in the graph; costs one trace at most."""
+        if words not in self._first:
+            self._first[words] = next(self._generic_patterns(words))
+        return all(op in present for op in self._first[words].required if not _depends_on_rank(op))
+
+    def _generic_patterns(self, words: Vocabulary) -> Iterator[Pattern]:
         self.rule.check()
-        kept: list[Pattern] = []
         failures: list[RuleError] = []
+        found = False
         for specs, leading in self._settings():
             try:
                 pattern = self._generic(specs, leading, words)
             except RuleError as error:
                 failures.append(error)
                 continue
-            if all(pattern.skeleton() != k.skeleton() for k in kept):
-                kept.append(pattern)
+            found = True
+            yield pattern
             if self.rule.inputs is None:
-                break  # nothing is said about ranks: the first that can be traced
-        if not kept:
+                return  # nothing is said about ranks: the first that can be traced
+        if not found:
             raise max(failures, key=lambda e: _HIDDEN in str(e))
-        return tuple(kept)
 
     def trace_on(
         self, values: list[torch.Tensor], which: Sequence[int], bound: dict[str, Any], words: Vocabulary
@@ -250,6 +260,15 @@ class Spelling:
 
 
 _HIDDEN = "hides literal"
+_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "matmul", "mv", "dot", "linear", "einsum"}
+
+
+def _depends_on_rank(op: Any) -> bool:
+    """Products, and the views around them, are spelled by the number of dims; all other ops are what they are."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return True
+    views = any(r.alias_info is not None for r in op._schema.returns)
+    return views or op.overloadpacket.__name__ in {*_PRODUCTS, "reshape", "clone"}
 
 
 def _literal_values(types: dict[str, type], rank: int) -> Iterator[list[dict[str, Any]]]:

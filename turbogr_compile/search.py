@@ -63,6 +63,8 @@ class Search:
         """Every place where the rule applies, one after the other; the graph may change in between."""
         present = Counter(n.target for n in self.graph.nodes if n.op == "call_function")
         for spelling in rule.spellings:
+            if not spelling.may_occur(self.words, present):
+                continue
             for pattern in spelling.patterns(self.words):
                 if not pattern.required <= present.keys():
                     continue
