@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,11 @@ from torch import fx
 from .. import _torch
 from ..catalogue import register
 from ..context import Context
-from ..graphs import regions, returned, tensor
+from ..graphs import is_view, regions, returned, tensor
 from ..pass_base import Pass, Phase
 from ..prologue import add_input
+
+aten = torch.ops.aten
 
 
 @register
@@ -30,58 +33,86 @@ class FoldMasks(Pass):
     min_ops: int = 2  # a lone `arange` is as cheap as reading it from memory
 
     def run(self, graph: fx.Graph, ctx: Context) -> None:
-        constant = self._constants(graph)
-        visible = returned(graph)
-        made: list[tuple[torch.Tensor, fx.Node]] = []
-        for node in list(graph.nodes):
-            depth = constant.get(node, 0)
-            frontier = [u for u in node.users if u not in constant]
-            if depth < self.min_ops or not frontier or node in visible:
-                continue
-            value = tensor(node)
-            if value is None or value.numel() > self.max_elements:
-                text = f"%{node.name} is constant, but larger than {self.max_elements} elements"
-                ctx.missed("constant-too-large", text, node, "raise fold-masks{max_elements=...} if that is worth it")
-                continue
-            with ctx.rewrite("constant", *_cone(node, constant)):
-                node.replace_all_uses_with(_input_for(graph, node, made))
+        constant = _constants(graph)
+        stored: list[tuple[torch.Tensor, fx.Node]] = []
+        values: dict[fx.Node, torch.Tensor] = {}
+        chosen = [n for n in _frontier(graph, constant) if constant[n] >= self.min_ops and self._affordable(n, ctx)]
+        for node in chosen:
+            _evaluate(node, values)
+        for node in chosen:
+            with ctx.rewrite("constant", *_made_from(node, constant)):
+                node.replace_all_uses_with(_input_for(graph, node, values[node], stored))
                 _erase_unused(graph, node)
 
-    def _constants(self, graph: fx.Graph) -> dict[fx.Node, int]:
-        """Nodes whose value is known now, with the number of ops it takes to make them."""
-        region = regions(graph)
-        found: dict[fx.Node, int] = {}
-        for node in graph.nodes:
-            if not _foldable(node) or region[node] != 0:
-                continue
-            if all(n in found for n in node.all_input_nodes):
-                found[node] = 1 + sum(found[n] for n in node.all_input_nodes)
-        return found
+    def _affordable(self, node: fx.Node, ctx: Context) -> bool:
+        if node.meta["val"].numel() <= self.max_elements:
+            return True
+        text = f"%{node.name} is constant, but larger than {self.max_elements} elements"
+        ctx.missed("constant-too-large", text, node, "raise fold-masks{max_elements=...} if that is worth it")
+        return False
 
 
-def _input_for(graph: fx.Graph, node: fx.Node, made: list[tuple[torch.Tensor, fx.Node]]) -> fx.Node:
-    """An input that holds the node's value; layers that build the same mask share one."""
-    value = _evaluate(node)
-    for other, source in made:
-        if other.dtype == value.dtype and torch.equal(other, value):
-            return source
-    source = add_input(graph, "folded", node.meta["val"], lambda _: value)
-    made.append((value, source))
-    return source
+def _constants(graph: fx.Graph) -> dict[fx.Node, int]:
+    """Nodes whose value is known now, with the number of ops, views aside, that it takes to make them."""
+    region = regions(graph)
+    found: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        if _foldable(node) and region[node] == 0 and all(n in found for n in node.all_input_nodes):
+            found[node] = (not is_view(node)) + sum(found[n] for n in node.all_input_nodes)
+    return found
 
 
 def _foldable(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
-    if node.target.namespace != "aten" or _torch.is_random(node) or not _torch.is_functional(node) or node.is_impure():
+    if node.target.namespace != "aten" or _torch.is_random(node) or node.is_impure() or not _torch.is_functional(node):
         return False
     value = tensor(node)
-    # Masks and index grids; real-valued constants such as position encodings are the model's, not ours to move.
     return value is not None and value.device.type == "cpu" and all(isinstance(s, int) for s in value.shape)
 
 
-def _evaluate(node: fx.Node) -> torch.Tensor:
-    values: dict[fx.Node, Any] = {}
+def _frontier(graph: fx.Graph, constant: dict[fx.Node, int]) -> Iterator[fx.Node]:
+    """Constants that the rest of the graph reads; their views stay in the graph."""
+    visible = returned(graph)
+    for node in constant:
+        if not is_view(node) and node not in visible and any(u not in constant for u in _readers(node, constant)):
+            yield node
+
+
+def _readers(node: fx.Node, constant: dict[fx.Node, int]) -> list[fx.Node]:
+    """Users of the node, and of constant views of it."""
+    found: list[fx.Node] = []
+    for user in node.users:
+        found += _readers(user, constant) if user in constant and is_view(user) else [user]
+    return found
+
+
+def _input_for(
+    graph: fx.Graph, node: fx.Node, value: torch.Tensor, stored: list[tuple[torch.Tensor, fx.Node]]
+) -> fx.Node:
+    """An input that holds the value; layers that build the same mask share one."""
+    kept = _without_repetition(value)
+    source = next((s for other, s in stored if other.dtype == kept.dtype and torch.equal(other, kept)), None)
+    if source is None:
+        fake = node.meta["val"].fake_mode.from_tensor(kept, static_shapes=True)
+        source = add_input(graph, "folded", fake, lambda _: kept)
+        stored.append((kept, source))
+    if kept.shape == value.shape:
+        return source
+    with graph.inserting_before(node):
+        return graph.call_function(aten.expand.default, (source, list(value.shape)))
+
+
+def _without_repetition(value: torch.Tensor) -> torch.Tensor:
+    """One copy of what a mask repeats, for every sequence or head of the batch."""
+    for dim in range(value.ndim):
+        first = value.narrow(dim, 0, 1) if value.shape[dim] > 1 else value
+        if torch.equal(first.expand_as(value), value):
+            value = first
+    return value.contiguous()
+
+
+def _evaluate(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> None:
     todo = [node]
     while todo:
         at = todo[-1]
@@ -89,29 +120,30 @@ def _evaluate(node: fx.Node) -> torch.Tensor:
         if waiting:
             todo += waiting
             continue
-        args = fx.map_arg(at.args, lambda n: values[n])
-        kwargs = fx.map_arg(at.kwargs, lambda n: values[n])
+        args: Any = fx.map_arg(at.args, lambda n: values[n])
+        kwargs: Any = fx.map_arg(at.kwargs, lambda n: values[n])
+        assert isinstance(at.target, torch._ops.OpOverload)
         with torch.no_grad():
-            values[at] = at.target(*args, **kwargs)  # type: ignore[operator]
+            values[at] = at.target(*args, **kwargs)
         todo.pop()
-    return values[node].clone().contiguous()
 
 
-def _cone(node: fx.Node, constant: dict[fx.Node, int]) -> list[fx.Node]:
-    seen, todo = [], [node]
+def _made_from(node: fx.Node, constant: dict[fx.Node, int]) -> list[fx.Node]:
+    seen: dict[fx.Node, None] = {}
+    todo = [node]
     while todo:
         at = todo.pop()
         if at not in seen:
-            seen.append(at)
+            seen[at] = None
             todo += [n for n in at.all_input_nodes if n in constant]
-    return seen
+    return list(seen)
 
 
 def _erase_unused(graph: fx.Graph, node: fx.Node) -> None:
     todo = [node]
     while todo:
         at = todo.pop()
-        if not at.users and at.op == "call_function" and at in graph.nodes:
+        if not at.users and at.op == "call_function" and not _torch.is_erased(at):
             sources = at.all_input_nodes
             graph.erase_node(at)
             todo += sources

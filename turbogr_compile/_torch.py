@@ -48,6 +48,8 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.multiprocessing.reductions import StorageWeakRef  # identity of memory
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # DTensor and friends
 
+from .errors import TurbogrError
+
 enter_autocast = torch.amp.autocast_mode._enter_autocast  # nodes Dynamo records for `torch.autocast`
 exit_autocast = torch.amp.autocast_mode._exit_autocast
 set_grad_enabled = torch._C._set_grad_enabled  # node Dynamo records for `torch.no_grad`
@@ -58,7 +60,7 @@ __all__ = [
     "CompileContext", "ConstantSource", "FakeTensor", "FakeTensorMode", "FunctionalTensor",
     "FunctionalTensorMode", "HigherOrderOperator", "PropagateUnbackedSymInts", "ShapeEnv", "StorageWeakRef",
     "TracingContext", "_enter_inference_mode", "_exit_inference_mode", "_should_decompose_because_unsafe_op",
-    "aot_autograd", "boxed", "compile_fx_inner", "compile_id", "copy_graph", "cpp_compiler",
+    "aot_autograd", "backend_errors_unwrapped", "boxed", "compile_fx_inner", "compile_id", "copy_graph", "cpp_compiler",
     "default_partition", "detect_fake_mode", "dynamo_flags", "enable_python_dispatcher", "enter_autocast",
     "exit_autocast", "fake_inputs", "fake_mode_of", "free_unbacked", "from_fun", "get_data_attr",
     "get_proxy_mode", "guard_count", "has_data_mutation", "has_metadata_mutation", "ignore_fresh_unbacked",
@@ -145,6 +147,17 @@ def optimize(fn: Callable[..., Any], backend: Callable[..., Any], **settings: An
     return torch._dynamo.optimize(backend, **settings)(fn)
 
 
+@contextmanager
+def backend_errors_unwrapped() -> Iterator[None]:
+    """Dynamo wraps what a backend raises; let our own errors through as they are."""
+    try:
+        yield
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        if isinstance(error.inner_exception, TurbogrError):
+            raise error.inner_exception from None
+        raise
+
+
 def dynamo_flags(**flags: Any) -> AbstractContextManager[Any]:
     return torch._dynamo.config.patch(**flags)
 
@@ -213,12 +226,12 @@ def inductor(
         def uuid(self) -> str:
             return f"turbogr-{key}"
 
+    # Negatives drawn in the graph and dropout must be eager's: same seed, same numbers.
+    patches = {"joint_custom_pre_pass": Joint(), "fallback_random": True}
     # The cache of AOTAutograd skips the joint and post-grad graphs altogether; off while somebody wants to see them.
     with functorch_config.patch(enable_autograd_cache=functorch_config.enable_autograd_cache and reuse_autograd):
-        compiled: Any = compile_fx(
-            module, inputs, inner_compile=inner, config_patches={"joint_custom_pre_pass": Joint()}
-        )
-        return compiled
+        compiled: Any = compile_fx(module, inputs, inner_compile=inner, config_patches=patches)
+    return compiled
 
 
 def cpp_compiler() -> str:

@@ -60,9 +60,10 @@ def explain(fn: Callable[..., Any], *args: Any, backward: bool = True, **options
     """Compile `fn` for these arguments, run it once (and its backward) and report what every pass did."""
     recording = Recording()
     watchers = (*options.pop("instruments", ()), recording)
-    result = compile(fn, instruments=watchers, **options)(*args)
-    if backward:
-        _torch.run_backward(result)
+    with _torch.backend_errors_unwrapped():
+        result = compile(fn, instruments=watchers, **options)(*args)
+        if backward:
+            _torch.run_backward(result)
     return Report(tuple(recording.records))
 
 

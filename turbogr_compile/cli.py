@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import _torch, catalogue
-from .api import Report, compile, explain
+from . import catalogue
+from .api import Report, explain
 from .bisection import Snapshots, find_culprits, first_bad
 from .cache_key import cache_key, key_parts
 from .doctor import diagnose, doctor_text
-from .errors import OptionError, TurbogrError, did_you_mean
+from .errors import OptionError, PipelineError, TurbogrError, did_you_mean
 from .loading import load, load_module
 from .options import Options
 from .pass_base import Pass, Phase, declaration_site
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parser().parse_args(arguments)
         return options.command(options)
-    except OptionError as error:
+    except (OptionError, PipelineError) as error:
         sys.stderr.write(f"turbogr: {error}\n")
         return WRONG_USE
     except TurbogrError as error:
@@ -80,16 +80,42 @@ def _print(options: argparse.Namespace, data: Any, text: str) -> None:
 # --- explain, run --------------------------------------------------------------------------------------
 
 
-def _model_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("model", help="file.py:function or package.module:function")
+_OF_COMPILE = ("pipeline", "target", "codegen", "verify", "stop_after", "without")
+
+
+def _model_arguments(command: argparse.ArgumentParser, needed: bool = True) -> None:
+    command.add_argument("model", nargs=None if needed else "?", help="file.py:function or package.module:function")
     command.add_argument("--inputs", metavar="SPECS", help="e.g. 'f32[b=32, 64] i64[32]'; default: <function>_inputs()")
     command.add_argument("--pipeline", metavar="SPEC", help="passes to run, e.g. 'remove-noops, my-pass{size=16}'")
+    command.add_argument("--add", action="append", default=[], metavar="SPEC", help="add a pass to the pipeline")
+    command.add_argument("--without", action="append", default=[], metavar="PASS", help="leave a pass out of it")
     command.add_argument("--target", help="default: cpu")
     command.add_argument("--codegen", help="code generator of the target")
     command.add_argument("--verify", help="off, fast, strict or numeric")
+    command.add_argument("--dynamic", action="store_true", help="symbolic sizes")
     command.add_argument("--stop-after", metavar="PASS[:K]", help="stop after a pass, or after its k-th rewrite")
     command.add_argument("--no-backward", action="store_true", help="do not run the backward")
     command.add_argument("--load", action="append", default=[], metavar="MODULE", help="import first (passes of yours)")
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says about compiling; imports the passes it names first."""
+    for module in options.load:
+        load_module(module)
+    given = {k: v for k in _OF_COMPILE if (v := getattr(options, k))}
+    given |= {"passes": options.add} if options.add else {}
+    return given | ({"dynamic": True} if options.dynamic else {})
+
+
+def _again(options: argparse.Namespace) -> str:
+    """The command that runs the same thing."""
+    words = ["turbogr", "run", options.model]
+    for name in ("inputs", "pipeline", "target", "codegen", "verify"):
+        words += [f"--{name}", value] if (value := getattr(options, name)) else []
+    for name in ("add", "without", "load"):
+        for value in getattr(options, name):
+            words += [f"--{name}", value]
+    return shlex.join(words + ["--dynamic"] * options.dynamic + ["--no-backward"] * options.no_backward)
 
 
 def _explain_arguments(command: argparse.ArgumentParser) -> None:
@@ -104,16 +130,20 @@ def _run_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _compiled(options: argparse.Namespace, **more: Any) -> Report:
-    for module in options.load:
-        load_module(module)
+    settings = _settings(options) | {k: v for k, v in more.items() if v is not None}
     fn, args, kwargs = load(options.model, options.inputs)
     if kwargs:
         plain = fn
         fn = lambda: plain(**kwargs)  # noqa: E731
-    settings = {k: getattr(options, k) for k in ("pipeline", "target", "codegen", "verify", "stop_after")}
-    given = {k: v for k, v in {**settings, **more}.items() if v is not None}
     with progress(f"compiling {options.model}"):
-        return explain(fn, *args, backward=not options.no_backward, **given)
+        try:
+            return explain(fn, *args, backward=not options.no_backward, **settings)
+        except TurbogrError:
+            raise
+        except Exception as error:
+            text = str(error).strip().split("\n", 1)[0]
+            hint = "; are --inputs what it takes?" if options.inputs else ""
+            raise TurbogrError(f"{options.model} raised {type(error).__name__}: {text}{hint}") from error
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -191,7 +221,8 @@ def _pass_facts(cls: type[Pass], pipeline: Pipeline) -> dict[str, Any]:
         "help": inspect.getdoc(cls) or "",
         "site": str(cls.site()),
         "in pipeline": any(p.name == cls.name for p in pipeline.passes()),
-        "options": {f.name: {"type": str(f.type), "default": f.default} for f in dataclasses.fields(cls)},
+        "options": {f.name: {"type": getattr(f.type, "__name__", f.type), "default": f.default}
+                    for f in dataclasses.fields(cls)},
         "order": {k: {"passes": list(getattr(cls, k)), "declared": str(declaration_site(cls, k))}
                   for k in ("after", "before", "needs") if getattr(cls, k)},
         "roles": sorted(r.value for r in cls.roles),
@@ -278,29 +309,22 @@ def _view(options: argparse.Namespace) -> int:
 
 
 def _bisect_arguments(command: argparse.ArgumentParser) -> None:
-    _model_arguments(command)
+    _model_arguments(command, needed=False)
     command.add_argument("--fast", action="store_true", help="binary search; trusts that no later pass masks the error")
-    command.add_argument("--oracle", metavar="CMD", help="command that fails when the numbers are wrong; run with "
-                         "TURBOGR_STOP_AFTER set; the model is then not run here")  # fmt: skip
+    command.add_argument("--oracle", metavar="CMD", help="instead of a model, a command that fails when numbers are wrong; "
+                         "it is run with TURBOGR_STOP_AFTER and TURBOGR_PIPELINE set")  # fmt: skip
 
 
 def _bisect(options: argparse.Namespace) -> int:
     if options.oracle:
         return _bisect_by_command(options)
+    if options.model is None:
+        raise OptionError("name what to bisect as file.py:function, or give a command with --oracle")
     snapshots = Snapshots()
-    for module in options.load:
-        load_module(module)
-    fn, args, kwargs = load(options.model, options.inputs)
-    settings = {k: getattr(options, k) for k in ("pipeline", "target", "codegen", "verify") if getattr(options, k)}
-    with progress(f"compiling {options.model}") as say:
-        compiled = compile(fn, instruments=[snapshots], on_error="raise", **settings)
-        result = compiled(*args, **kwargs)
-        if not options.no_backward:
-            _torch.run_backward(result)
+    _compiled(options, on_error="raise", instruments=[snapshots])
+    with progress("comparing") as say:
         found = find_culprits(snapshots, options.fast, say)
-    again = f"turbogr run {shlex.quote(options.model)}" + "".join(
-        f" --{k} {shlex.quote(v)}" for k in ("inputs", "pipeline", "target") if (v := getattr(options, k))
-    )
+    again = _again(options)
     data = [
         {"graph": f.graph, "pass": f.spec, "site": f.site, "rewrite": f.rewrite, "rewrites": f.rewrites, "rule": f.rule,
          "line": str(f.line or ""), "what": f.verdict.text, "before": f.verdict.before, "after": f.verdict.after,
@@ -311,20 +335,19 @@ def _bisect(options: argparse.Namespace) -> int:
         f"{f}\n  good: {again} --stop-after {f.good}\n  bad:  {again} --stop-after {f.bad}" for f in found
     )
     stops = sum(len(kept) for _, _, kept in snapshots.runs)
-    _print(options, data, text or f"all {stops} changed graphs compute what they computed before")
+    same = f"numbers are the same after each of the {stops} passes that changed a graph"
+    _print(options, data, text or same)
     return FAILED if found else 0
 
 
 def _bisect_by_command(options: argparse.Namespace) -> int:
     """Pass and rewrite after which the user's command begins to fail."""
-    pipeline = Options.read({"pipeline": options.pipeline, "target": options.target}).plan()
-    names = [p.name for p in pipeline.ordered_passes()]
+    plan = Options.read({k: v for k, v in _settings(options).items() if k != "dynamic"}).plan()
+    names = [p.name for p in plan.ordered_passes()]
 
     def fails(stop_after: str) -> bool:
         say(f"TURBOGR_STOP_AFTER={stop_after} {options.oracle}")
-        environment = {**os.environ, "TURBOGR_STOP_AFTER": stop_after}
-        if options.pipeline:
-            environment["TURBOGR_PIPELINE"] = options.pipeline
+        environment = {**os.environ, "TURBOGR_STOP_AFTER": stop_after, "TURBOGR_PIPELINE": plan.spec}
         return subprocess.run(shlex.split(options.oracle), env=environment, stdout=subprocess.DEVNULL).returncode != 0
 
     with progress("bisecting") as say:
@@ -335,14 +358,15 @@ def _bisect_by_command(options: argparse.Namespace) -> int:
         if guilty is None:
             _print(options, {"pass": None}, "the command succeeds with all passes")
             return 0
-        name, high = names[guilty], 1
-        while not fails(f"{name}:{high}"):
-            high *= 2
+        name = names[guilty]
+        high = next((k for k in (1 << i for i in range(12)) if fails(f"{name}:{k}")), 0)
         low = high // 2
-        rewrite = low + 1 + (first_bad(high - low, lambda i: fails(f"{name}:{low + 1 + i}"), fast=True) or 0)
-    good, bad = f"TURBOGR_STOP_AFTER={name}:{rewrite - 1}", f"TURBOGR_STOP_AFTER={name}:{rewrite}"
+        rewrite = high and low + 1 + (first_bad(high - low, lambda i: fails(f"{name}:{low + 1 + i}"), fast=True) or 0)
+    good = f"TURBOGR_STOP_AFTER={name}:{rewrite - 1 if rewrite else 0}"
+    bad = f"TURBOGR_STOP_AFTER={name}" + (f":{rewrite}" if rewrite else "")
+    where = f"{name}, rewrite {rewrite}" if rewrite else f"{name}, outside of its rewrites"
     _print(options, {"pass": name, "rewrite": rewrite, "good": good, "bad": bad},
-           f"{name}, rewrite {rewrite}\n  good: {good} {options.oracle}\n  bad:  {bad} {options.oracle}")  # fmt: skip
+           f"{where}\n  good: {good} {options.oracle}\n  bad:  {bad} {options.oracle}")  # fmt: skip
     return FAILED
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections import Counter
 from functools import lru_cache
 from importlib.metadata import version
@@ -33,6 +32,7 @@ from .instrument import GraphRun, Step
 from .options import Options
 from .record import snapshot_text
 from .recording import Recording
+from .remarks import warn
 from .report import step_header, summary_text
 from .reproduce import repro_source
 from .text import diff_text
@@ -99,6 +99,7 @@ class DumpDirectory:
         self.refusal = ""
         self.files: list[str] = []
         self.names: Counter[str] = Counter()
+        self.last = ""
 
     def prepare(self) -> None:
         """Make the directory ours, or say why not; removes only files an earlier run listed as its own."""
@@ -116,11 +117,13 @@ class DumpDirectory:
 
     def give_up(self, reason: str) -> None:
         self.refusal = reason
-        warnings.warn(f"turbogr: no pass dumps: {reason}; training goes on", stacklevel=2)
+        warn(f"no pass dumps: {reason}; training goes on")
 
     def write(self, record: dict[str, Any], repro: str, options: Options) -> None:
         self._file(self.root / "run.json", json.dumps(run_facts(options), indent=1, sort_keys=True), listed=False)
-        self.names[record["graph"]] += 1
+        if record["graph"] != self.last:  # else Dynamo started over: this is the same graph again
+            self.names[record["graph"]] += 1
+        self.last = record["graph"]
         again = self.names[record["graph"]]
         if again > 1:  # Dynamo was reset: ids start over
             record = record | {"graph": f"{record['graph']}-{again}"}

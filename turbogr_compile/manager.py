@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -22,7 +21,7 @@ from .instrument import GraphRun, Instrument, Step
 from .pass_base import Pass, Phase
 from .pipeline import Item, Repeat
 from .provenance import line_of
-from .remarks import Remark, RemarkKind
+from .remarks import Remark, RemarkKind, warn
 
 log = logging.getLogger("turbogr_compile.pipeline")
 Fingerprint = list[Any]
@@ -75,6 +74,7 @@ class Manager:
 
     def _run_once(self, items: list[Item], failures: dict[str, str]) -> None:
         self.run.steps = []
+        self.run.remarks = [r for r in self.run.remarks if r.kind is RemarkKind.FAILED]
         self._print = fingerprint(self.run.graph)
         self._stopped = _stops_before(self.run)
         for instrument in self.instruments:
@@ -176,7 +176,7 @@ class Manager:
     def _drop(self, error: PassError, failures: dict[str, str]) -> None:
         failures[error.pass_name] = str(error).split("\n", 1)[0]
         self.run.remarks.append(Remark(RemarkKind.FAILED, "pass-failed", error.pass_name, str(error), node=error.node))
-        warnings.warn(f"turbogr: {error}\n  the graph goes on without this pass", stacklevel=2)
+        warn(f"{error}\n  the graph goes on without this pass")
 
     def _tell(self, hook: str, step: Step) -> None:
         for instrument in self.instruments:

@@ -140,7 +140,7 @@ class Matcher:
         if (self.pattern.strict or not hasattr(op.target, "_schema")) and not same_literal(
             literal_of(wanted), literal_of(found)
         ):
-            return self._no(state, lambda: wrong_literal(wanted, found, user))
+            return self._no(state, lambda: wrong_literal(wanted, found, user, state.literals))
         return [state]
 
     def _holds_literal(self, op: fx.Node, path: Path) -> bool:

@@ -9,6 +9,7 @@ from torch import fx
 
 from .context import Obstacle
 from .pattern import literal_of
+from .shapes import same_literal
 from .text import target_text, type_text, value_text
 
 
@@ -45,7 +46,10 @@ def not_shared(wanted: fx.Node, bound: fx.Node, found: fx.Node) -> Obstacle:
     )  # fmt: skip
 
 
-def wrong_literal(wanted: Any, found: Any, user: fx.Node) -> Obstacle:
+def wrong_literal(wanted: Any, found: Any, user: fx.Node, bound: dict[str, Any]) -> Obstacle:
+    for name, value in bound.items():
+        if same_literal(value, literal_of(wanted)):
+            return two_values(name, value, literal_of(found), user)
     return Obstacle(
         "literal", f"wants {value_text(literal_of(wanted))}, found {value_text(literal_of(found))}", user.name,
         "use the rule's value, or declare it a keyword-only parameter of the rule to accept any",

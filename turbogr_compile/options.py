@@ -12,6 +12,7 @@ from typing import Any
 
 from .errors import OptionError, did_you_mean
 from .instrument import Instrument
+from .lowering.target import find_target
 from .pipeline import Pipeline
 
 VERIFY = ("off", "fast", "strict", "numeric")
@@ -47,15 +48,18 @@ class Options:
                     f"unknown option {name!r}{did_you_mean(name, known)}; turbogr knows: {', '.join(sorted(known))}"
                 )
         environment = os.environ if environment is None else environment
+        from_environment = set()
         for name in _ENVIRONMENT:
             value = environment.get(f"TURBOGR_{name.upper()}")
             if value and given.get(name) is None:
                 given[name] = value
+                from_environment.add(name)
+        # One setting for all of a program's models: it applies to the targets that have it.
+        if "codegen" in from_environment and given["codegen"] not in find_target(given.get("target", "cpu")).codegens:
+            del given["codegen"]
         return Options(**{k: v for k, v in given.items() if v is not None})
 
     def __post_init__(self) -> None:
-        from .lowering.target import find_target
-
         target = find_target(self.target)
         self._set("codegen", target.check_codegen(self.codegen))
         _one_of("verify", self.verify, VERIFY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -125,7 +126,12 @@ def trace_holes(
         seen.add(id(value))
     with without_autocast():  # of the code that is being compiled; a rule says its own casts
         whole = lambda *tensors: fn(*(tensors[i] for i in which), **bound)  # noqa: E731
-        return functional.trace(whole, distinct, words.phase, words.decompositions)
+        module = functional.trace(whole, distinct, words.phase, words.decompositions)
+    holes = [p.name for p in inspect.signature(fn).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        node._rename(holes[list(which).index(i)])
+        node.target = node.name
+    return module
 
 
 def literal_of(argument: Any) -> Any:

@@ -23,6 +23,7 @@ def add_input(graph: fx.Graph, name: str, fake: Any, provide: Provider) -> fx.No
     at = graph.inserting_after(last[-1]) if last else graph.inserting_before(next(iter(graph.nodes)))
     with at:
         node = graph.placeholder(name)
+    node.target = node.name  # fx makes names unique, not targets, and generated code uses those
     node.meta["val"] = fake
     node.meta[KEY] = provide
     mark_added_input(node)

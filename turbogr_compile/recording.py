@@ -69,6 +69,8 @@ class Recording(Instrument):
     def finish(self, run: GraphRun) -> None:
         for remark in run.remarks:
             self.recorder.remark(remark)
+        if self.records and self.records[-1]["graph"] == run.name:
+            self.records.pop()  # Dynamo started over: this is the same graph again
         self.records.append(self.recorder.data)
 
     def _entry(self, run: GraphRun, step: Step) -> dict[str, Any]:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from dataclasses import dataclass
 from enum import Enum
 
-from .provenance import UserLine
+from .provenance import UserLine, is_library
+
+
+def warn(text: str) -> None:
+    """A Python warning at the user's own line, the one that called into torch or turbogr."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and is_library(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"turbogr: {text}", stacklevel=level)
 
 
 class RemarkKind(Enum):

@@ -19,7 +19,7 @@ import torch
 from torch import device, inf, nan  # noqa: F401
 
 import turbogr_compile
-
+{imports}
 PIPELINE = {pipeline!r}
 
 {source}
@@ -43,9 +43,20 @@ def repro_source(run: GraphRun) -> str:
     """Text of repro.py for the graph as it stands."""
     items = run.pipeline.ordered(run.phase)
     return TEMPLATE.format(
-        name=run.name, phase=run.phase.value, role=run.role.value, pipeline=", ".join(i.spec for i in items),
+        imports=_imports(run), name=run.name, phase=run.phase.value, role=run.role.value,
+        pipeline=", ".join(i.spec for i in items),
         source=function_source(run.module), inputs="".join(f"        {text},\n" for text in _inputs(run)),
     )  # fmt: skip
+
+
+def _imports(run: GraphRun) -> str:
+    """Passes from outside of turbogr are known only once their module is imported."""
+    modules = sorted({type(p).__module__ for p in run.pipeline.passes() if p.phase is run.phase})
+    lines = []
+    for name in (m for m in modules if m.split(".")[0] != __package__):
+        # A pass of the main program has no module to import.
+        lines.append(f"import {name}  # noqa: F401" if name != "__main__" else "# import your passes here")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def function_source(module: fx.GraphModule) -> str:

@@ -59,8 +59,8 @@ class Verifier(Instrument):
             return
         added = "; ".join(_torch.new_guards(self.env, self.guards)) or "a run-time assertion"
         raise VerifyError(
-            f"specialised a symbolic size (guard added: {added}); ask with known(...) instead of if/==/%, "
-            "or declare adds_guards = True"
+            f"specialised a symbolic size (guard added: {added}; it stays for this compilation); ask with known(...) "
+            "instead of if/==/%, or declare adds_guards = True"
         )
 
 

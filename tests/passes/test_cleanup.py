@@ -82,6 +82,19 @@ def test_mask_of_constants_is_evaluated_once():
     torch.testing.assert_close(module(x, *[p([x]) for p in providers(module.graph)]), fn(x))
 
 
+def test_expanded_mask_is_stored_once():
+    def fn(x):
+        mask = torch.tril(torch.ones(6, 6, dtype=torch.bool))[None].expand(x.shape[0], 6, 6)
+        return x.masked_fill(~mask, 0.0), x.masked_fill(mask, 0.0)
+
+    module = trace_graph(fn, "f32[3, 6, 6]")
+    run_passes(module, "fold-masks")
+    assert [tuple(v.shape) for p in providers(module.graph) for v in [p([])]] == [(6, 6), (1, 6, 6)]
+    x = torch.randn(3, 6, 6)
+    for actual, expected in zip(module(x, *[p([x]) for p in providers(module.graph)]), fn(x), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
 def test_equal_constants_share_one_input():
     def fn(x):
         first, second = (torch.tril(torch.ones(6, 6)) for _ in range(2))

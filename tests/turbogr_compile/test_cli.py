@@ -116,12 +116,12 @@ def test_bisect_finds_pass_and_rewrite(model, capsys):
     options = ("--codegen", "aten", "--pipeline", "remove-noops, soften", "--load", "model_of_cli.py")
     text = run("bisect", model, *options, capsys=capsys, status=1)
     assert "002 soften" in text and "rewrite 2 of 2, rule 'soften 1'" in text
-    assert "y = h.relu() + h.abs().relu()" in text and "--stop-after soften:1" in text
+    assert "y = h.relu() + h.abs().relu()" in text and "--load model_of_cli.py --stop-after soften:1" in text
     torch._dynamo.reset()
     (found,) = json.loads(run("bisect", model, *options, "--fast", "--json", capsys=capsys, status=1))
     assert (found["pass"], found["rewrite"]) == ("soften", 2) and found["after"] > 1e-3
     torch._dynamo.reset()
-    assert "compute what they computed" in run("bisect", model, "--codegen", "aten", capsys=capsys)
+    assert "numbers are the same" in run("bisect", model, "--codegen", "aten", capsys=capsys)
 
 
 ORACLE = """
@@ -140,24 +140,19 @@ sys.exit(not torch.allclose(actual, m.step(x, w)))
 def test_bisect_by_a_command_of_the_users(model, capsys, tmp_path):
     (tmp_path / "oracle.py").write_text(ORACLE)
     options = ("--pipeline", "remove-noops, soften", "--load", "model_of_cli.py", "--json")
-    text = run("bisect", model, "--oracle", f"{sys.executable} oracle.py", *options, capsys=capsys, status=1)
+    text = run("bisect", "--oracle", f"{sys.executable} oracle.py", *options, capsys=capsys, status=1)
     assert json.loads(text)["pass"] == "soften" and json.loads(text)["rewrite"] == 2
 
 
 def test_passes(model, capsys, tmp_path):
     assert "fold-masks" in run("passes", capsys=capsys)
     assert "option max_elements" in run("passes", "fold-masks", capsys=capsys)
-    assert "did you mean 'fold-masks'" in _error("passes", "fold-mask", capsys=capsys)
+    assert "did you mean 'fold-masks'" in run("passes", "fold-mask", capsys=capsys, status=2)
     assert "soften" in run("passes", "--load", "model_of_cli.py", capsys=capsys)
     parts = json.loads(run("passes", "--key", capsys=capsys))
     assert len(parts["key"]) == 64 and "turbogr_compile.passes.fold_masks" in parts["sources"]
     run("passes", "--graph", "order.svg", capsys=capsys)
     assert (tmp_path / "order.svg").read_text().startswith("<svg")
-
-
-def _error(*arguments: str, capsys) -> str:
-    assert cli.main(arguments) == cli.FAILED
-    return capsys.readouterr().err
 
 
 def test_doctor(capsys):
@@ -173,6 +168,26 @@ def test_doctor_says_what_is_missing(capsys, monkeypatch):
     monkeypatch.setattr(_torch, "cpp_compiler", lambda: "")
     text = run("doctor", capsys=capsys)
     assert "missing  target cpu, codegen inductor" in text and "install g++" in text
+
+
+def test_what_the_model_or_a_pass_raises_is_one_line(model, capsys):
+    text = _failure("explain", model, "--codegen", "aten", "--inputs", "f32[4, 3] f32[5, 2]", capsys=capsys)
+    assert text.startswith("turbogr: model_of_cli.py:step raised") and "--inputs" in text and text.count("\n") == 1
+    torch._dynamo.reset()
+    options = ("--pipeline", "soften", "--load", "model_of_cli.py", "--verify", "numeric")
+    text = _failure("run", model, "--codegen", "aten", *options, capsys=capsys)
+    assert "soften changed the numbers" in text and "Traceback" not in text
+
+
+def _failure(*arguments: str, capsys) -> str:
+    assert cli.main(arguments) == cli.FAILED
+    return capsys.readouterr().err
+
+
+def test_pipeline_can_be_edited(model, capsys):
+    edit = ("--add", "soften", "--without", "fold-masks", "--load", "model_of_cli.py", "--dynamic")
+    text = run("run", model, "--codegen", "aten", *edit, capsys=capsys)
+    assert "soften" in text and "fold-masks" not in text
 
 
 @pytest.mark.parametrize(
