@@ -24,7 +24,7 @@ DEFAULT_PIPELINE = (
 class Cpu(BaseTarget):
     def missing(self, codegen: str) -> list[Missing]:
         if codegen == "inductor" and not _torch.cpp_compiler():
-            return [Missing("a C++ compiler", "install g++, or use options={'codegen': 'aten'}, which needs none")]
+            return [Missing("C++ compiler", "install g++, or use options={'codegen': 'aten'}, which needs none")]
         return []
 
     def decompositions(self, codegen: str) -> dict[Any, Callable[..., Any]]:

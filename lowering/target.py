@@ -7,6 +7,7 @@ Packages outside turbogr add targets through the entry-point group `turbogr.targ
 from __future__ import annotations
 
 import importlib
+import logging
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from torch import fx
 from ..errors import OptionError, TargetError, did_you_mean
 from ..pass_base import Phase, Role, Vocabulary
 
+log = logging.getLogger("turbogr_compile.target")
 GROUP = "turbogr.targets"
 _NOT_TARGETS = {"target", "aot"}
 
@@ -54,7 +56,7 @@ class Missing:
 class Target(Protocol):
     name: str
     summary: str
-    codegens: tuple[str, ...]  # first is the default
+    codegens: tuple[str, ...]  # best first
     default_pipeline: str
 
     def missing(self, codegen: str) -> list[Missing]:
@@ -77,13 +79,21 @@ class BaseTarget:
 
     def check_codegen(self, codegen: str | None) -> str:
         if codegen is None:
-            return self.codegens[0]
+            return self.default_codegen()
         if codegen not in self.codegens:
             raise OptionError(
                 f"target '{self.name}' has no code generator {codegen!r}{did_you_mean(codegen, self.codegens)}; "
                 f"it has: {', '.join(self.codegens)}"
             )
         return codegen
+
+    def default_codegen(self) -> str:
+        """The first that can run here; the first of all where none can, so that its error is shown."""
+        ready = next((c for c in self.codegens if not self.missing(c)), self.codegens[0])
+        if ready != self.codegens[0]:
+            lacking = self.missing(self.codegens[0])[0]
+            log.warning("no %s: target %s uses codegen %s; %s", lacking.what, self.name, ready, lacking.remedy)
+        return ready
 
     def missing(self, codegen: str) -> list[Missing]:
         return []

@@ -311,7 +311,7 @@ def _view(options: argparse.Namespace) -> int:
 def _bisect_arguments(command: argparse.ArgumentParser) -> None:
     _model_arguments(command, needed=False)
     command.add_argument("--fast", action="store_true", help="binary search; trusts that no later pass masks the error")
-    command.add_argument("--oracle", metavar="CMD", help="instead of a model, a command that fails when numbers are wrong; "
+    command.add_argument("--oracle", metavar="CMD", help="instead of a model, a command that fails on wrong numbers; "
                          "it is run with TURBOGR_STOP_AFTER and TURBOGR_PIPELINE set")  # fmt: skip
 
 

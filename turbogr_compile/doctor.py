@@ -21,10 +21,11 @@ def diagnose() -> dict[str, Any]:
     targets = []
     for name in target_names():
         target = find_target(name)
+        default = target.default_codegen()
         for codegen in target.codegens:
             lacking = [asdict(m) for m in target.missing(codegen)]
             targets.append({"target": name, "codegen": codegen, "ready": not lacking, "missing": lacking,
-                            "default": codegen == target.codegens[0], "summary": target.summary})  # fmt: skip
+                            "default": codegen == default, "summary": target.summary})  # fmt: skip
     return {
         "machine": {
             "python": platform.python_version(),
@@ -47,8 +48,8 @@ def doctor_text(found: dict[str, Any]) -> str:
     lines = [table(rows), ""]
     for t in found["targets"]:
         mark = "ready" if t["ready"] else "missing"
-        default = ", default" if t["default"] else ""
-        lines.append(f"{mark:8} target {t['target']}, codegen {t['codegen']}{default}: {t['summary']}")
+        default = " (default)" if t["default"] else ""
+        lines.append(f"{mark:8} target {t['target']}, codegen {t['codegen']}{default}")
         lines += [f"           {m['what']}: {m['remedy']}" for m in t["missing"]]
     return "\n".join(lines)
 

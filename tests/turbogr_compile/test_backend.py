@@ -259,10 +259,17 @@ def test_options_of_plain_torch_compile_are_checked_at_the_first_call():
 def test_missing_compiler_is_one_clear_error(monkeypatch):
     monkeypatch.setattr(_torch, "cpp_compiler", lambda: "")
     compiled = turbogr_compile.compile(lambda x: x + 1, codegen="inductor")
-    with pytest.raises(Exception, match=r"cannot run here\n  a C\+\+ compiler: install g\+\+, or use .*aten"):
+    with pytest.raises(Exception, match=r"cannot run here\n  C\+\+ compiler: install g\+\+, or use .*aten"):
         compiled(torch.randn(2))
     with pytest.raises(TargetError):
         turbogr_compile.lowering.target.find_target("cpu").require("inductor")
+
+
+def test_without_a_compiler_the_default_needs_none(monkeypatch, caplog):
+    monkeypatch.setattr(_torch, "cpp_compiler", lambda: "")
+    compiled = turbogr_compile.compile(lambda x: x + 1)
+    torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert "no C++ compiler: target cpu uses codegen aten" in caplog.text
 
 
 def test_expectations():
