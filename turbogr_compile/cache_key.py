@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,11 +19,16 @@ from typing import Any
 
 import torch
 
+from . import lowering
 from .options import Options
 
 FORMAT = 1
-# The compiler's own modules that decide what a pass does to a graph.
-_CORE = ("capture", "normal", "manager", "match", "rewrite", "rule", "metadata")
+_PASSES, _KERNELS = f"{__package__}.passes", f"{__package__}.kernels"
+# Modules of the compiler that only show what happened; editing them changes no code.
+_SHOWING = {
+    "bisection", "cli", "doctor", "dump", "expectations", "loading", "progress", "record", "recording", "report",
+    "reproduce", "svg", "testing", "tracing", "view", "__init__", "__main__",
+}  # fmt: skip
 
 
 def cache_key(options: Options) -> str:
@@ -34,15 +39,14 @@ def cache_key(options: Options) -> str:
 def key_parts(options: Options) -> dict[str, Any]:
     """The parts of the key by name, so that a miss can be explained."""
     pipeline = options.plan()
-    modules = {type(p).__module__ for p in pipeline.passes()}
-    modules |= {f"{__package__}.{m}" for m in _CORE}
+    passes = {type(p).__module__ for p in pipeline.passes()}
     parts: dict[str, Any] = {
         "format": FORMAT,
         "pipeline": pipeline.spec,
         "stop_after": options.stop_after,
         "target": options.target,
         "codegen": options.codegen,
-        "sources": {m: _digest(m) for m in sorted(_closure(modules))},
+        "sources": {m: _digest(m) for m in sorted({*_compiler(), *_closure(passes)})},
         "torch": torch.__version__,
         "turbogr": _version("turbogr"),
         "torch_npu": _version("torch_npu"),
@@ -59,8 +63,14 @@ def _version(name: str) -> str:
         return ""
 
 
+def _compiler() -> Iterator[str]:
+    """The compiler's own modules; parsing their imports would take longer than hashing them all."""
+    for package, folder in ((__package__, Path(__file__).parent), (lowering.__name__, Path(lowering.__path__[0]))):
+        yield from (f"{package}.{file.stem}" for file in folder.glob("*.py") if file.stem not in _SHOWING)
+
+
 def _closure(modules: Iterable[str]) -> set[str]:
-    """Modules and what they import from turbogr or from their own package; libraries are covered by versions."""
+    """Modules of passes and what they import from their own package; libraries are covered by versions."""
     todo, seen = list(modules), set()
     while todo:
         name = todo.pop()
@@ -74,9 +84,10 @@ def _closure(modules: Iterable[str]) -> set[str]:
 @lru_cache(maxsize=1024)
 def _imports(module: str) -> tuple[str, ...]:
     path = _path(module)
-    if path is None:
-        return ()
     root = module.split(".")[0]
+    # Passes of turbogr's own import its compiler, which is covered, and kernels.
+    if path is None or (root == __package__ and not module.startswith((_PASSES, _KERNELS))):
+        return ()
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     found = []
     for node in ast.walk(ast.parse(path.read_bytes())):
@@ -88,8 +99,7 @@ def _imports(module: str) -> tuple[str, ...]:
             except ImportError:
                 continue
             found += [base, *(f"{base}.{a.name}" for a in node.names)]
-    ours = {root, "turbogr_compile"}
-    return tuple(n for n in found if n.split(".")[0] in ours and n != "__main__" and _path(n) is not None)
+    return tuple(n for n in found if n.split(".")[0] == root and _path(n) is not None)
 
 
 @lru_cache(maxsize=1024)

@@ -24,6 +24,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -145,7 +146,7 @@ class Spelling:
         self.rule, self.fn = rule, fn
         self.site = _site_of_function(fn)
         self._patterns: dict[Vocabulary, tuple[Pattern, ...]] = {}
-        self._first: dict[Vocabulary, Pattern] = {}
+        self._always: dict[Vocabulary, frozenset[Any]] = {}
 
     def patterns(self, words: Vocabulary) -> tuple[Pattern, ...]:
         """The pattern on generic tensors; several where its structure depends on the number of leading dims."""
@@ -159,9 +160,19 @@ class Spelling:
 
     def may_occur(self, words: Vocabulary, present: Container[Any]) -> bool:
         """False where an op that the pattern has at any rank is not in the graph; costs one trace at most."""
-        if words not in self._first:
-            self._first[words] = next(self._generic_patterns(words))
-        return all(op in present for op in self._first[words].required if not _depends_on_rank(op))
+        if words not in self._always:
+            ops = self._patterns[words][0].required if words in self._patterns else self._probe(words)
+            self._always[words] = frozenset(op for op in ops if not _depends_on_rank(op))
+        return all(op in present for op in self._always[words])
+
+    def _probe(self, words: Vocabulary) -> frozenset[Any]:
+        """Ops of the pattern from the first trace that works; nothing is located in it."""
+        for specs, leading in self._settings():
+            rank = max(len(s.closed(leading).dims) for s in specs)
+            for values in itertools.islice(_literal_values(self.rule.literals, rank), 4):
+                with suppress(RuleError):
+                    return self._trace(specs, leading, values[0], words).required
+        return frozenset()
 
     def _generic_patterns(self, words: Vocabulary) -> Iterator[Pattern]:
         self.rule.check()
@@ -192,7 +203,8 @@ class Spelling:
             yield from ((self.rule.inputs, n) for n in (_LEADING if is_open else (0,)))
             return
         for name in ("d{}", "d"):  # sizes all different; or, where that does not fit (a matmul), all the same
-            for rank in _RANKS:
+            # Integers are mostly dims: enough of them to tell two literals apart.
+            for rank in sorted(_RANKS, key=lambda r: r != 4) if int in self.rule.literals.values() else _RANKS:
                 dims = tuple(Dim(name.format(i)) for i in range(rank))
                 yield [TensorSpec("float", dims)] * len(self.rule.tensors), 0
 

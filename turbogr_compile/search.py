@@ -49,7 +49,9 @@ class Attempt:
     def worth_telling(self) -> bool:
         """Half of the ops, and more than an op, or two of one kind, that merely happen to be there."""
         alike = self.total > 1 and len({n.target for n in self.nodes}) == 1
-        by_chance = alike and (self.matched == 1 or any(o.kind == "op" for o in self.obstacles))
+        by_chance = alike and (
+            self.matched == 1 or len(self.obstacles) > 1 or any(o.kind == "op" for o in self.obstacles)
+        )
         return 2 * self.matched >= self.total and not by_chance
 
 

@@ -1,0 +1,260 @@
+"""Any program: compiled, it gives what eager gives.
+
+Programs are drawn statement by statement, as authors of recommenders write them, and run on real tensors while they are
+drawn: a statement that eager refuses, or that leaves the range of sane numbers, is dropped.
+"""
+
+from __future__ import annotations
+
+import linecache
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
+
+import turbogr_compile
+
+B, N, D, V = 3, 4, 6, 7
+INPUTS = ("x", "y", "w", "bias", "table", "ids", "seen", "count")
+LIMIT = 1e4  # beyond, a rounding error in one place is a different number in another
+
+# {f}: a float tensor, {m}: bool, {i}: int, {t}: any, {d}: a dim, {k}: a small number
+EXPRESSIONS = """
+{f} + {f} | {f} - {f} | {f} * {f} | {f} * {k} | {f} * 1 | {f} / 1.0 | {f} + 0 | -{f} | {f} / ({f}.abs() + 1)
+{f}.tanh() | {f}.sigmoid() | {f}.relu() | torch.exp(-{f}.abs()) | F.gelu({f}) | F.silu({f}) | {f}.clamp(-1, 1)
+{f} * torch.sigmoid({f}) | (lambda a: a * torch.sigmoid(a))({f}) | F.softplus({f}) | {f}.pow(2) | {f}.abs().sqrt()
+(lambda a: a * 0.5 * (1.0 + torch.erf(a / math.sqrt(2.0))))({f})
+(lambda a: 0.5 * a * (1.0 + torch.erf(a / math.sqrt(2.0))))({f})
+(lambda e: e / e.sum(-1, keepdim=True))(torch.exp({f} - {f}.amax(-1, keepdim=True)))
+(lambda a: (a - a.mean(-1, keepdim=True)) / (a.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt())({f})
+F.layer_norm({f}, {f}.shape[-1:]) | F.softmax({f}, {d}) | {f}.softmax({d}) | F.normalize({f}, dim={d})
+{f} @ {f} | {f} @ {f}.transpose(-1, -2) | F.linear({f}, w, bias) | {f} @ w | torch.einsum("bnd,de->bne", {f}, w)
+torch.einsum("bnd,bmd->bnm", {f}, {f}) | torch.matmul({f}, {f}.mT) | torch.bmm({f}, {f}.transpose(1, 2))
+F.scaled_dot_product_attention({f}, {f}, {f}, is_causal=True)
+{f}.reshape(-1) | {f}.reshape(-1, {f}.shape[-1]) | {f}.view({f}.shape) | {f}.reshape({f}.shape[0], -1) | {f}.flatten(1)
+{f}.view({f}.shape[0], {f}.shape[1], 2, -1).transpose(1, 2) | {t}.transpose({d}, {d}) | {t}.permute(2, 0, 1) | {t}.mT
+{t}.transpose(0, 1).transpose(0, 1) | {t}.unsqueeze({d}) | {t}.squeeze({d}) | {t}.unsqueeze({d}).squeeze({d})
+{t}.expand(2, *{t}.shape) | {t}.expand_as({t}) | {t}[1:] | {t}[:, :2] | {t}[..., ::2] | {t}[:] | {t}[0] | {t}[:, -1:]
+{t}[None] | {t}[:, None] | {t}.flip({d}) | {t}.roll(1, {d}) | {t}.contiguous() | {t}.clone() | {t}.narrow({d}, 0, 1)
+{t}.chunk(2, {d})[0] | {t}.split(2, {d})[1] | {t}.unbind({d})[-1] | torch.cat([{f}, {f}], {d}) | torch.stack([{f}, {f}], {d})
+{t}.diagonal() | {t}.repeat(2, *[1] * ({t}.ndim - 1)) | {t}.movedim(0, -1) | {t}.swapaxes(0, 1) | {t}.t()
+{f}.sum() | {f}.mean({d}) | {f}.sum({d}, keepdim=True) | {f}.amax({d}) | {f}.cumsum({d}) | {f}.logsumexp({d})
+{f}.max({d}).values | {f}.topk(1, {d}).values | {f}.sort({d}).values | {f}.var({d}, unbiased=False) | {f}.std({d}) * 0.5
+ids == 0 | ids != 0 | ids > {k} | ~{m} | ~~{m} | ~({i} == {i}) | ~({i} == {k}) | {m} & {m} | {m} | {m} ^ {m} | {m}.any({d})
+{m}.logical_not() | torch.logical_and({m}, {m}) | {f} > 0 | {f} != {f} | {i} <= {i} | {m}.all({d}, keepdim=True)
+torch.tril(torch.ones({f}.shape[-2], {f}.shape[-1], dtype=torch.bool)) | torch.ones(4, 4).triu(1) == 1
+torch.full((4, 4), -1e3).triu(1).double() | torch.eye(4, dtype=torch.float64) | torch.zeros(3, 4, 6, dtype=torch.float64)
+torch.arange({f}.shape[-1])[:, None] >= torch.arange({f}.shape[-1]) | torch.arange({f}.shape[1]) | torch.arange(4.0).double()
+(torch.arange(4)[None, :] - torch.arange(4)[:, None]).clamp(-2, 2) + 2 | torch.tensor([0.5, 1.0, 2.0]).double()
+{f}.masked_fill({m}, 0.0) | {f}.masked_fill({m}, -1e3).softmax(-1) | torch.where({m}, {f}, {f}) | torch.where({m}, {f}, 0.0)
+{f} * {m} | {f} * {m}.unsqueeze(-1) | {f} * {m}.to({f}.dtype) | {f} * {m}[..., None].double() | {f} + (~{m}).double() * -9.0
+(lambda a, b: a * b * b)({f}, {m}) | (lambda a, b: a * b * b)({f}, {m}.unsqueeze(-1)) | {f}.masked_select({m})
+{f}.masked_fill({m}, float("-inf")).softmax(-1).nan_to_num()
+F.embedding(ids, table) | F.embedding(ids, table, padding_idx=0) | table[ids] | table[{i}] | F.one_hot(ids, 7).double()
+torch.gather({f}, 1, {i}) | {f}.gather(-1, {i}) | {f}[torch.arange({f}.shape[0]), -1] | {f}[{m}] | {f}[{i}] | {f}[:, {i}]
+{f}.index_select({d}, {i}) | {f}.take_along_dim({i}, {d}) | {i} * 1 | {i} + {k} | {i}.clamp(0, 2) | {m}.sum({d}) | {m}.long()
+{i}.argmax({d}) | {f}.argmax({d}) | {i}.cumsum({d}) | {i} % 3 | {i} // 2 | {i}.max() | torch.zeros_like({i}) | ids.nonzero()[:, 0]
+torch.zeros_like({f}).scatter_add({d}, {i}, {f}) | torch.zeros(7, 6).double().index_add(0, {i}, {f}) | torch.bincount(ids.view(-1))
+{f}.detach() | {f}.detach() * {f} | {f}.float().double() | {f}.to(torch.float64) | {f}.to(torch.float32) | {f}.double() | {i}.double()
+{f}.type_as(x) | {m}.double() | {m}.float() | {m} * 1.0 | {f}.to({f}) | {f}.bfloat16().double() | {f}.half()
+F.dropout({f}, 0.0) | F.dropout({f}, 0.3, training=False) | F.dropout({f}, 0.5) | torch.rand_like({f}) | F.feature_dropout({f}, 0.0)
+{f}.new_zeros({f}.shape) | torch.ones_like({f}) | {f}.new_full((4,), 2.0) | torch.full_like({f}, 0.5) * {f}
+(lambda a, b: (a + b) * (a + b))({f}, {f}) | (lambda a: a.exp() / a.exp().sum())({f}.clamp(-5, 5)) | F.pad({f}, (1, 0)) | F.glu({f})
+torch.view_as_complex({f}.reshape(-1, 2)).abs() | torch.fft.rfft({f}).real | {f}.as_strided((2, 2), (2, 1)) | {f}.unfold({d}, 2, 1)
+{f}.transpose(0, 1).contiguous().as_strided((2, 2), (2, 1)) | {f}.clone().view(torch.int64) * 0 | {f}.lerp({f}, 0.3)
+checkpoint(lambda a: (a @ w).tanh(), {f}, use_reentrant=False) | checkpoint(torch.sin, {f}, use_reentrant=False)
+x | y | ids | seen | count | {t} | {t}.view_as({t}) | {t}.alias() if hasattr(torch.Tensor, "alias") else {t}[...]
+"""
+STATEMENTS = """
+{f} *= {m} | {f} *= {m}.unsqueeze(-1) | {f} += {f} | {f} -= {k} | {f} *= {f} | {f}.mul_(0.5) | {f}.add_({f}) | {f}.tanh_()
+{f}.masked_fill_({m}, 0.0) | {f}.masked_fill_({m}.unsqueeze(-1), {k}) | {f}.relu_() | F.relu({f}, inplace=True) | {f}.clamp_(-1, 1)
+{f}[:, 0] = 0.0 | {f}[0] = {f} | {f}[..., 1:] += {f} | {f}[{m}] = 0.0 | {f}[{m}] += 1.0 | {f}[:, -1] = {f} | {f}[:] = {f}
+{f}[1:].mul_({k}) | {f}.view(-1)[0] = 1.0 | {f}.transpose(0, 1).add_(1.0) | {f}.unbind(0)[0].mul_(2) | {f}.chunk(2, -1)[0].add_({f})
+{f}.diagonal().zero_() | {f}.copy_({f}) | {f}.fill_({k}) | {f}.zero_() | {f}.detach().mul_(0.5) | {f}.squeeze_(0) | {f}.unsqueeze_(1)
+{f}.index_add_(0, {i}, {f}) | {f}.scatter_(1, {i}, 0.5) | {i}.add_(1) | count += 1 | count.add_({m}.sum()) | {m}.logical_not_() | {i} *= 2
+seen.mul_(0.9).add_({f}.mean(0) * 0.1) | seen.copy_({f}.mean((0, 1))) | seen += 1 | y += {f} | y.mul_({f}) | y[0] = {f} | y[1:] *= {k}
+with torch.no_grad(): seen.lerp_({f}.mean((0, 1)), 0.1)
+with torch.no_grad(): {f}.mul_(0.5)
+with torch.no_grad(): {v} = {f} * {f}
+with torch.no_grad(): {v} = {f}.softmax(-1)
+with torch.enable_grad(): {v} = {f}.exp()
+with torch.autocast("cpu", dtype=torch.bfloat16): {v} = (({f}.float() @ w.float()).double() * 0.25).round()
+torch._dynamo.graph_break()
+"""
+
+
+def _templates(text: str, separator: str = " | ") -> list[str]:
+    """One per `|`; the `{m} | {m}` of masks is spelled out below."""
+    return [part.strip() for line in text.strip().splitlines() for part in line.split(separator)]
+
+
+TEMPLATES = ["{v} = " + e for e in (*_templates(EXPRESSIONS), "{m} | {m}")] + _templates(STATEMENTS)
+# What the passes look for is drawn as often as everything else together.
+FAVOURITES = [t for t in TEMPLATES if any(word in t for word in ("{m}", "* 1", "clone", "contiguous", "arange", "lambda"))]
+
+
+def inputs(seed: int, batch: int = B) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=g, dtype=torch.float64)
+
+    return {
+        "x": normal(batch, N, D).requires_grad_(), "y": normal(batch, N, D),
+        "w": (normal(D, D) * 0.3).requires_grad_(), "bias": normal(D).requires_grad_(),
+        "table": normal(V, D).requires_grad_(), "ids": torch.randint(0, 3, (batch, N), generator=g),
+        "seen": normal(D), "count": torch.tensor(seed),
+    }  # fmt: skip
+
+
+@dataclass
+class Program:
+    """A function in the making, together with the values its statements have had so far."""
+
+    lines: list[str] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=lambda: {**_names(), **inputs(0)})
+
+    def of_kind(self, kind: str) -> list[str]:
+        wanted = {"f": lambda t: t.is_floating_point(), "m": lambda t: t.dtype == torch.bool, "t": lambda t: True}
+        accepts = wanted.get(kind, lambda t: t.dtype == torch.int64)
+        return [n for n, v in self.values.items() if isinstance(v, torch.Tensor) and accepts(v)]
+
+    def try_line(self, line: str) -> bool:
+        scratch = dict(self.values)
+        kept = {n: v.detach().clone() for n, v in self.values.items() if isinstance(v, torch.Tensor)}
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                exec(line, scratch)
+        except Exception:
+            return False
+        tensors = {n: v for n, v in scratch.items() if isinstance(v, torch.Tensor)}
+        sane = all(v.numel() <= 4000 and v.ndim <= 4 and _sane(v) for v in tensors.values())
+        if not sane:
+            with torch.no_grad():
+                for name, old in kept.items():
+                    if self.values[name].shape == old.shape and not self.values[name].equal(old):
+                        self.values[name].copy_(old)
+            return False
+        self.values = scratch
+        self.lines.append(line)
+        return True
+
+    def source(self, returned: list[str]) -> str:
+        body = "\n".join(f"    {line}" for line in (*self.lines, f"return {', '.join(returned)},"))
+        return f"def program({', '.join(INPUTS)}):\n{body}\n"
+
+
+def _sane(value: torch.Tensor) -> bool:
+    return not value.is_floating_point() or value.numel() == 0 or bool(value.detach().abs().max() < LIMIT)
+
+
+def _names() -> dict[str, Any]:
+    import math
+
+    from torch.utils.checkpoint import checkpoint
+
+    return {"torch": torch, "F": F, "math": math, "checkpoint": checkpoint}
+
+
+@st.composite
+def programs(draw, statements: int = 12) -> str:
+    program = Program()
+    torch.manual_seed(0)
+    for number in range(draw(st.integers(1, statements))):
+        for _ in range(4):  # a few tries to find a statement that eager takes
+            template = draw(st.sampled_from(FAVOURITES) | st.sampled_from(TEMPLATES))
+            if program.try_line(_filled(draw, template, program, f"v{number}")):
+                break
+    made = [n for n in program.values if n.startswith("v") and n[1:].isdigit()]
+    known = [*made, *INPUTS]
+    returned = draw(st.lists(st.sampled_from(made or known) | st.sampled_from(known), min_size=1, max_size=4))
+    views = draw(st.lists(st.sampled_from(["{}", "{}", "{}", "{}.detach()", "{}[:]", "{}.view(-1)", "{}.sum()"]), min_size=4, max_size=4))
+    shown = [view.format(name) for view, name in zip(views, returned, strict=False)]
+    if made:
+        shown.append(f"{made[-1]}.sum()")
+    for text in shown:
+        try:
+            eval(text, dict(program.values))
+        except Exception:
+            shown = [n for n in shown if n != text]
+    return program.source(shown or ["x"])
+
+
+def _filled(draw, template: str, program: Program, name: str) -> str:
+    """Holes filled with values of their kind, recent ones first."""
+    line = template.replace("{v}", name)
+    for kind in "fmit":
+        while "{" + kind + "}" in line:
+            there = program.of_kind(kind) or ["x"]
+            recent = there[-3:] if draw(st.booleans()) else there
+            line = line.replace("{" + kind + "}", draw(st.sampled_from(recent)), 1)
+    while "{d}" in line:
+        line = line.replace("{d}", str(draw(st.sampled_from([0, 1, -1, 2]))), 1)
+    return line.replace("{k}", str(draw(st.sampled_from([0, 1, 2, 0.5]))))
+
+
+def function(source: str) -> Any:
+    """The program, with its lines where tracebacks look for them."""
+    name = f"<program {hash(source)}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    space = _names()
+    exec(compile(source, name, "exec"), space)
+    return space["program"]
+
+
+# --- what a caller can see ---------------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """Everything that a call leaves behind."""
+
+    outputs: list[Any]
+    tracked: list[bool]
+    shared: list[Any]
+    gradients: list[Any]
+    inputs: list[Any]
+
+
+def observe(fn: Any, given: dict[str, Any]) -> Outcome:
+    torch.manual_seed(5)
+    outputs = pytree.tree_leaves(fn(**given))
+    tensors = [o for o in outputs if isinstance(o, torch.Tensor)]
+    shared = [_sharing(o, outputs[:i], given) for i, o in enumerate(outputs)]
+    values = [o.detach().clone() if isinstance(o, torch.Tensor) else o for o in outputs]
+    sources = [o for o in tensors if o.requires_grad]
+    leaves = [v for v in given.values() if v.requires_grad and v.is_leaf]
+    grads: list[Any] = []
+    if sources:
+        seeds = [torch.linspace(0.5, 1.5, o.numel()).to(o.dtype).reshape(o.shape) for o in sources]
+        found = torch.autograd.grad(sources, leaves, seeds, allow_unused=True)
+        # No gradient and a zero gradient train alike.
+        grads = [torch.zeros_like(v) if g is None else g for g, v in zip(found, leaves, strict=True)]
+    after = [v.detach().clone() for v in given.values()]
+    return Outcome(values, [isinstance(o, torch.Tensor) and o.requires_grad for o in outputs], shared, grads, after)
+
+
+def _sharing(output: Any, earlier: list[Any], given: dict[str, Any]) -> Any:
+    """Which inputs and earlier results a write into this one would change."""
+    if not isinstance(output, torch.Tensor) or output.numel() == 0:
+        return None
+    others = {**given, **{str(i): o for i, o in enumerate(earlier) if isinstance(o, torch.Tensor)}}
+    memory = output.untyped_storage().data_ptr()
+    return sorted(n for n, o in others.items() if o.numel() and o.untyped_storage().data_ptr() == memory)
+
+
+def assert_same(expected: Outcome, actual: Outcome, sharing: bool = True) -> None:
+    close = {"rtol": 1e-7, "atol": 1e-7, "equal_nan": True}
+    torch.testing.assert_close(actual.outputs, expected.outputs, **close)
+    assert actual.tracked == expected.tracked
+    torch.testing.assert_close(actual.inputs, expected.inputs, **close)
+    torch.testing.assert_close(actual.gradients, expected.gradients, **close)
+    if sharing:
+        assert actual.shared == expected.shared
