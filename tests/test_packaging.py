@@ -52,9 +52,8 @@ def test_wheel_holds_everything_and_nothing_else(wheel):
 
 def test_installed_wheel_works_away_from_the_checkout(wheel, tmp_path):
     target = tmp_path / "site"
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(wheel)], check=True
-    )
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(wheel)]
+    subprocess.run(install, check=True)
     environment = {**os.environ, "PYTHONPATH": str(target)}
     subprocess.run(
         [sys.executable, "-c", PROGRAM, str(target), str(tmp_path / "dump")], check=True, cwd=tmp_path, env=environment

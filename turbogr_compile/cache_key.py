@@ -26,8 +26,8 @@ FORMAT = 1
 _PASSES, _KERNELS = f"{__package__}.passes", f"{__package__}.kernels"
 # Modules of the compiler that only show what happened; editing them changes no code.
 _SHOWING = {
-    "bisection", "cli", "doctor", "dump", "expectations", "loading", "progress", "record", "recording", "report",
-    "reproduce", "svg", "testing", "tracing", "view", "__init__", "__main__",
+    "bisection", "cli", "doctor", "dump", "expectations", "files", "loading", "progress", "record", "recording",
+    "report", "reproduce", "svg", "testing", "tracing", "view", "__init__", "__main__",
 }  # fmt: skip
 
 

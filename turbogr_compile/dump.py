@@ -28,6 +28,7 @@ import torch
 
 from . import svg
 from .cache_key import cache_key
+from .files import replace_file
 from .instrument import GraphRun, Step
 from .options import Options
 from .record import snapshot_text
@@ -149,14 +150,7 @@ class DumpDirectory:
         write_view(self.root)
 
     def _file(self, path: Path, text: str, listed: bool = True) -> None:
-        """Write, then rename: a reader never sees half a file."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        replace_file(path, text)
         if listed:
             self.files.append(path.relative_to(self.folder).as_posix())
 

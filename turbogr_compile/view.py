@@ -11,7 +11,6 @@ import base64
 import difflib
 import hashlib
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import jinja2
 from markupsafe import Markup
 
 from .errors import TurbogrError
+from .files import replace_file
 from .record import FORMAT
 from .svg import PALETTE, STYLE, before_of, change_svg, order_svg, snapshot_of
 
@@ -40,7 +40,7 @@ def write_view(directory: Path) -> Path:
         records.append({"rank": path.parent.parent.name.removeprefix("rank"), **record})
     records.sort(key=_place_of)
     page = directory / "index.html"
-    _replace(page, render(records, run))
+    replace_file(page, render(records, run))
     return page
 
 
@@ -194,13 +194,3 @@ def _read(path: Path) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise TurbogrError(f"cannot read {path}: {error}; remove that directory and compile again") from error
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write, then rename: a reader sees the old page or the new one, never half of one."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_bytes(text.encode("utf-8", "replace"))
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
