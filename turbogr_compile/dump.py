@@ -32,7 +32,7 @@ from .files import replace_file
 from .instrument import GraphRun, Step
 from .options import Options
 from .record import snapshot_text
-from .recording import Recording
+from .recording import UnobtrusiveRecording
 from .remarks import warn
 from .report import step_header, summary_text
 from .reproduce import repro_source
@@ -47,18 +47,23 @@ LEGEND = (
 )
 
 
-class Dump(Recording):
+class Dump(UnobtrusiveRecording):
     """Records every graph and writes it when its passes are done, or when one of them failed."""
 
     def __init__(self, directory: Path, options: Options) -> None:
         super().__init__()
         self.options = options
         self.directory = open_directory(directory.absolute(), _rank(), os.getpid())
+        self.refusal = self.directory.refusal
+
+    def give_up(self, reason: str) -> None:
+        self.refusal = reason
+        self.directory.give_up(reason)
 
     def start(self, run: GraphRun) -> None:
         super().start(run)
         # The passes edit the graph in place; a reproduction starts from the graph as it arrived.
-        self._repro = self._guarded(lambda: repro_source(run)) or ""
+        self._repro = self.guarded(lambda: repro_source(run)) or ""
 
     def failed(self, run: GraphRun, step: Step, error: Exception) -> None:
         super().failed(run, step, error)
@@ -67,22 +72,11 @@ class Dump(Recording):
 
     def finish(self, run: GraphRun) -> None:
         super().finish(run)
-        self._write(self.records.pop())
+        if self.records:
+            self._write(self.records.pop())
 
     def _write(self, record: dict[str, Any]) -> None:
-        self._guarded(lambda: self.directory.write(record, self._repro, self.options))
-
-    def _guarded(self, action: Any) -> Any:
-        """A dump that cannot be written must never stop training."""
-        if self.directory.refusal:
-            return None
-        try:
-            return action()
-        except OSError as error:
-            self.directory.give_up(f"{error.strerror or error} ({error.filename or self.directory.root})")
-        except Exception as error:
-            self.directory.give_up(f"{type(error).__name__}: {error}")
-        return None
+        self.guarded(lambda: self.directory.write(record, self._repro, self.options))
 
 
 @lru_cache(maxsize=64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from . import catalogue, stats
@@ -10,6 +11,7 @@ from .instrument import GraphRun, Instrument, Step
 from .pass_base import Pass, declaration_site
 from .pipeline import Pipeline
 from .record import Recorder
+from .remarks import warn
 
 
 class Recording(Instrument):
@@ -90,6 +92,47 @@ class Recording(Instrument):
             "matched": miss.matched, "total": miss.total,
             "obstacles": [{"kind": o.kind, "text": o.text, "hint": o.hint, "node": o.node} for o in miss.obstacles],
         }  # fmt: skip
+
+
+class UnobtrusiveRecording(Recording):
+    """Records for the side: whatever goes wrong with it is said once, and neither stops training nor blames a pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusal = ""
+
+    def give_up(self, reason: str) -> None:
+        self.refusal = reason
+        warn(f"{type(self).__name__} stops: {reason}; training goes on")
+
+    def guarded(self, action: Callable[[], Any]) -> Any:
+        if self.refusal:
+            return None
+        try:
+            return action()
+        except OSError as error:
+            self.give_up(f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else ""))
+        except Exception as error:
+            self.give_up(f"{type(error).__name__}: {error}")
+        return None
+
+    def start(self, run: GraphRun) -> None:
+        self.guarded(lambda: Recording.start(self, run))
+
+    def before(self, run: GraphRun, step: Step) -> None:
+        self.guarded(lambda: Recording.before(self, run, step))
+
+    def rewritten(self, run: GraphRun, step: Step) -> None:
+        self.guarded(lambda: Recording.rewritten(self, run, step))
+
+    def after(self, run: GraphRun, step: Step) -> None:
+        self.guarded(lambda: Recording.after(self, run, step))
+
+    def failed(self, run: GraphRun, step: Step, error: Exception) -> None:
+        self.guarded(lambda: Recording.failed(self, run, step, error))
+
+    def finish(self, run: GraphRun) -> None:
+        self.guarded(lambda: Recording.finish(self, run))
 
 
 def _stats(before: stats.Cost, after: stats.Cost, run: GraphRun) -> dict[str, Any]:

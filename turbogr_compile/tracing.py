@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import _torch
 from .instrument import GraphRun
 from .record import snapshot_text
-from .recording import Recording
+from .recording import UnobtrusiveRecording
 from .report import step_header
 from .text import diff_text
 
 
-class TorchTrace(Recording):
+class TorchTrace(UnobtrusiveRecording):
     """Emits what a dump would hold into torch's structured trace."""
 
     @staticmethod
@@ -19,16 +21,21 @@ class TorchTrace(Recording):
 
     def finish(self, run: GraphRun) -> None:
         super().finish(run)
-        record = self.records.pop()
-        last = None
-        for step in record["steps"]:
-            if step["status"] not in ("input", "changed"):
-                continue
-            text = step_header(record, step) + snapshot_text(record, step["snapshot"])
-            stem = f"turbogr.{record['graph']}.{step['number']:03d}.{step['name']}"
-            _torch.trace_artifact(f"{stem}.txt", "string", text)
-            if last is not None:
-                _torch.trace_artifact(f"{stem}.diff", "string", diff_text(last, text))
-            last = text
-        facts = {k: record[k] for k in ("graph", "role", "target", "pipeline", "remarks", "steps")}
-        _torch.trace_artifact(f"turbogr.{record['graph']}.json", "json", facts)
+        if self.records:
+            record = self.records.pop()
+            self.guarded(lambda: _emit(record))
+
+
+def _emit(record: dict[str, Any]) -> None:
+    last = None
+    for step in record["steps"]:
+        if step["status"] not in ("input", "changed"):
+            continue
+        text = step_header(record, step) + snapshot_text(record, step["snapshot"])
+        stem = f"turbogr.{record['graph']}.{step['number']:03d}.{step['name']}"
+        _torch.trace_artifact(f"{stem}.txt", "string", text)
+        if last is not None:
+            _torch.trace_artifact(f"{stem}.diff", "string", diff_text(last, text))
+        last = text
+    facts = {k: record[k] for k in ("graph", "role", "target", "pipeline", "remarks", "steps")}
+    _torch.trace_artifact(f"turbogr.{record['graph']}.json", "json", facts)

@@ -145,6 +145,15 @@ def test_disk_that_fails_while_dumping_gives_one_warning_and_training_goes_on(tm
     assert not list((tmp_path / "d").rglob(".*"))  # no half-written files
 
 
+def test_fault_of_the_recorder_is_not_the_passes(tmp_path, monkeypatch):
+    from turbogr_compile import stats
+
+    monkeypatch.setattr(stats, "cost", lambda graph: 1 / 0)
+    with pytest.warns(UserWarning, match="no pass dumps: ZeroDivisionError") as caught:
+        compiled(tmp_path / "d").backward()
+    assert len([w for w in caught if "turbogr" in str(w.message)]) == 1
+
+
 def test_every_rank_has_a_folder_of_its_own(tmp_path, monkeypatch):
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
