@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -57,19 +58,70 @@ get_data_attr = torch._C._autograd._get_data_attr  # type: ignore[attr-defined] 
 
 
 __all__ = [
-    "CompileContext", "ConstantSource", "FakeTensor", "FakeTensorMode", "FunctionalTensor",
-    "FunctionalTensorMode", "HigherOrderOperator", "PropagateUnbackedSymInts", "ShapeEnv", "StorageWeakRef",
-    "TracingContext", "_enter_inference_mode", "_exit_inference_mode", "_should_decompose_because_unsafe_op",
-    "aot_autograd", "backend_errors_unwrapped", "boxed", "compile_fx_inner", "compile_id", "copy_graph", "cpp_compiler",
-    "default_partition", "detect_fake_mode", "dynamo_flags", "enable_python_dispatcher", "enter_autocast",
-    "exit_autocast", "fake_inputs", "fake_mode_of", "free_unbacked", "from_fun", "get_data_attr",
-    "get_proxy_mode", "guard_count", "has_data_mutation", "has_metadata_mutation", "ignore_fresh_unbacked",
-    "inductor", "inductor_decompositions", "is_erased", "is_functional", "is_impure", "is_random",
+    "CompileContext",
+    "ConstantSource",
+    "DynamoFlags",
+    "FakeTensor",
+    "FakeTensorMode",
+    "FunctionalTensor",
+    "FunctionalTensorMode",
+    "HigherOrderOperator",
+    "PropagateUnbackedSymInts",
+    "ShapeEnv",
+    "StorageWeakRef",
+    "TracingContext",
+    "_enter_inference_mode",
+    "_exit_inference_mode",
+    "_should_decompose_because_unsafe_op",
+    "aot_autograd",
+    "backend_errors_unwrapped",
+    "boxed",
+    "compile_fx_inner",
+    "compile_id",
+    "copy_graph",
+    "cpp_compiler",
+    "default_partition",
+    "detect_fake_mode",
+    "enable_python_dispatcher",
+    "enter_autocast",
+    "exit_autocast",
+    "fake_inputs",
+    "fake_mode_of",
+    "free_unbacked",
+    "from_fun",
+    "get_data_attr",
+    "get_proxy_mode",
+    "guard_count",
+    "has_data_mutation",
+    "has_metadata_mutation",
+    "ignore_fresh_unbacked",
+    "inductor",
+    "inductor_decompositions",
+    "is_erased",
+    "is_functional",
+    "is_impure",
+    "is_random",
     "is_traceable_wrapper_subclass",
-    "make_fx", "mark_added_input", "maybe_enable_thunkify", "min_cut_partition", "mutated_arguments",
-    "named_symbol", "new_guards", "optimize", "outside_compilation", "run_backward", "set_grad_enabled",
-    "shape_env_of", "statically_known_true", "to_fun", "trace_artifact", "trace_enabled", "trace_structured",
-    "track_tensor_tree", "trying", "without_autocast",
+    "make_fx",
+    "mark_added_input",
+    "maybe_enable_thunkify",
+    "min_cut_partition",
+    "mutated_arguments",
+    "named_symbol",
+    "new_guards",
+    "optimize",
+    "outside_compilation",
+    "run_backward",
+    "set_grad_enabled",
+    "shape_env_of",
+    "statically_known_true",
+    "to_fun",
+    "trace_artifact",
+    "trace_enabled",
+    "trace_structured",
+    "track_tensor_tree",
+    "trying",
+    "without_autocast",
 ]  # fmt: skip
 
 
@@ -158,8 +210,18 @@ def backend_errors_unwrapped() -> Iterator[None]:
         raise
 
 
-def dynamo_flags(**flags: Any) -> AbstractContextManager[Any]:
-    return torch._dynamo.config.patch(**flags)
+class DynamoFlags(threading.local):
+    """Settings of Dynamo, on while a compiled function is called; entered every step, so it must be cheap."""
+
+    def __init__(self, **flags: Any) -> None:
+        self._set = torch._dynamo.config._make_closure_patcher(**flags)
+        self._undo: list[Callable[[], None]] = []
+
+    def __enter__(self) -> None:
+        self._undo.append(self._set())
+
+    def __exit__(self, *error: Any) -> None:
+        self._undo.pop()()
 
 
 # --- AOTAutograd and Inductor ------------------------------------------------------------------------

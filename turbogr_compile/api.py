@@ -42,7 +42,8 @@ def compile(
     def turbogr(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return Compilation(read, _torch.compile_id()).compile(module, inputs)
 
-    turbogr.backend_ctx_ctor = lambda: _torch.dynamo_flags(**FLAGS)  # type: ignore[attr-defined]
+    flags = _torch.DynamoFlags(**FLAGS)
+    turbogr.backend_ctx_ctor = lambda: flags  # type: ignore[attr-defined]
     return _torch.optimize(fn, turbogr, dynamic=dynamic, nopython=fullgraph)
 
 

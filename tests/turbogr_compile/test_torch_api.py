@@ -119,7 +119,8 @@ def test_dynamo_flags_apply_to_a_backend_without_wrapper():
     def backend(module, inputs):
         return module.forward
 
-    backend.backend_ctx_ctor = lambda: _torch.dynamo_flags(capture_scalar_outputs=True)
+    flags = _torch.DynamoFlags(capture_scalar_outputs=True)
+    backend.backend_ctx_ctor = lambda: flags
     torch._dynamo.reset()
     fn = _torch.optimize(lambda x: x.sum().item() + x, backend, nopython=True)
     torch.testing.assert_close(fn(torch.ones(2)), torch.full((2,), 3.0))
