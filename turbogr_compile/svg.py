@@ -116,7 +116,7 @@ def change_svg(
 def order_svg(order: dict[str, Any], embedded: bool = False) -> str:
     """Which pass must run before which, one lane per phase; passes outside this pipeline are dashed."""
     by_name = {p["name"]: p for p in order["passes"]}
-    edges = [e for e in order["edges"] if e["from"] in by_name and e["to"] in by_name]
+    edges = _needed([e for e in order["edges"] if e["from"] in by_name and e["to"] in by_name])
     lanes = []
     for phase in dict.fromkeys(p["phase"] for p in order["passes"]):
         # By name: a pass that runs twice is one box.
@@ -126,6 +126,15 @@ def order_svg(order: dict[str, Any], embedded: bool = False) -> str:
     across = [_order_edge(e) for e in edges if by_name[e["from"]]["phase"] != by_name[e["to"]]["phase"]]
     notes = [] if lanes else ["This pipeline has no passes."]
     return _svg(lanes, notes, "Order of passes", embedded, across)
+
+
+def _needed(edges: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the soft edges that follow from others anyway."""
+    graph = nx.DiGraph((e["from"], e["to"]) for e in edges)
+    if not nx.is_directed_acyclic_graph(graph):
+        return edges
+    kept = set(nx.transitive_reduction(graph).edges)
+    return [e for e in edges if e["kind"] == "needs" or (e["from"], e["to"]) in kept]
 
 
 def region_dot(record: dict[str, Any], step: int, hops: int = 2) -> str:
