@@ -11,7 +11,7 @@ from torch import fx
 from . import _torch
 from .backend import Compilation, instruments_for
 from .errors import OptionError
-from .functional import trace
+from .functional import trace_with_lines
 from .instrument import GraphRun
 from .lowering.target import find_target
 from .manager import Manager
@@ -81,7 +81,7 @@ def replay(
     recording = Recording()
     read = Options.read({"on_error": "raise", **options, "pipeline": pipeline, "instruments": [recording]})
     words = find_target(read.target).vocabulary(Phase(phase), read.codegen)
-    module = trace(fn, _torch.fake_inputs(inputs), words.phase, words.decompositions)
+    module = trace_with_lines(fn, _torch.fake_inputs(inputs), words.phase, words.decompositions)
     run = GraphRun("replay", Role(role), Phase(phase), read.target, read.plan(), read, module, words, inputs)
     Manager(run, instruments_for(read)).run_all()
     return Report(tuple(recording.records))

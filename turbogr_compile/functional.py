@@ -5,6 +5,7 @@ One tracer serves capture, rule patterns, replacements and tests, so that they a
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx import traceback as fx_traceback
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ._torch import (
@@ -65,6 +67,30 @@ def trace(
     remove_modes(traced, torch.is_grad_enabled())
     finish(traced.module, phase)
     return traced.module
+
+
+def trace_with_lines(
+    fn: Callable[..., Any],
+    inputs: Sequence[Any],
+    phase: Phase,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+) -> fx.GraphModule:
+    """As `trace`, and every node knows its line of the function; Dynamo does that for what it captures."""
+
+    def recorded(*values: Any) -> Any:
+        with _SourceLines():
+            return fn(*values)
+
+    with fx_traceback.preserve_node_meta():
+        return trace(recorded, inputs, phase, decompositions)
+
+
+class _SourceLines(TorchFunctionMode):
+    """Tells fx which source line is running."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        fx_traceback.set_stack_trace(traceback.format_list(traceback.extract_stack()[:-1]))
+        return func(*args, **(kwargs or {}))
 
 
 def finish(module: fx.GraphModule, phase: Phase) -> None:

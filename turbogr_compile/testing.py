@@ -13,15 +13,12 @@ Graphs are traced by the compiler's own tracer and passes are run by its manager
 from __future__ import annotations
 
 import io
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx import traceback as fx_traceback
-from torch.overrides import TorchFunctionMode
 
 from . import functional
 from ._torch import trying
@@ -46,25 +43,11 @@ Inputs = str | Sequence[TensorSpec]
 def trace_graph(fn: Function, inputs: Inputs | Sequence[torch.Tensor], phase: Phase = Phase.PRE_GRAD) -> fx.GraphModule:
     """The function in the normal form of a phase, with its own source lines; named dims are symbolic sizes."""
     tensors = symbolic_inputs(inputs) if _is_text(inputs) else list(inputs)  # type: ignore[arg-type]
-
-    def recorded(*values: torch.Tensor) -> Any:
-        with _SourceLines():
-            return fn(*values)
-
-    with fx_traceback.preserve_node_meta():
-        return functional.trace(recorded, tensors, phase)
+    return functional.trace_with_lines(fn, tensors, phase)
 
 
 def _is_text(inputs: Any) -> bool:
     return isinstance(inputs, str) or all(isinstance(i, TensorSpec) for i in inputs)
-
-
-class _SourceLines(TorchFunctionMode):
-    """Tells fx which source line is running."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        fx_traceback.set_stack_trace(traceback.format_list(traceback.extract_stack()[:-1]))
-        return func(*args, **(kwargs or {}))
 
 
 def run_passes(
