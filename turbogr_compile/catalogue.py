@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .errors import PipelineError, did_you_mean
-from .pass_base import Pass, site_of
+from .pass_base import Pass, Phase, site_of
 
 GROUP = "turbogr.passes"
+_KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _registered: dict[str, type[Pass]] = {}
 
 P = TypeVar("P", bound=type[Pass])
@@ -23,9 +25,7 @@ P = TypeVar("P", bound=type[Pass])
 
 def register(cls: P) -> P:
     """Make a pass known by its name, so that pipelines in text form can mention it."""
-    for attribute in ("name", "phase"):
-        if not hasattr(cls, attribute):
-            raise PipelineError(f"{cls.__qualname__} ({site_of(cls)}) has no class attribute '{attribute}'")
+    check_pass(cls)
     known = _registered.get(cls.name)
     if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise PipelineError(
@@ -34,6 +34,25 @@ def register(cls: P) -> P:
         )
     _registered[cls.name] = cls
     return cls
+
+
+def check_pass(cls: Any) -> None:
+    """What every pass must say of itself, so that a slip of the pen is not a pass that silently never runs."""
+    wrong = ""
+    if not (isinstance(cls, type) and issubclass(cls, Pass)):
+        raise PipelineError(f"{cls!r} is not a subclass of Pass")
+    if not isinstance(getattr(cls, "name", None), str) or not _KEBAB.fullmatch(cls.name):
+        wrong = "class attribute name must be kebab-case, such as 'fold-views'"
+    elif not isinstance(getattr(cls, "phase", None), Phase):
+        wrong = "class attribute phase must be a Phase, such as Phase.PRE_GRAD"
+    for kind in ("after", "before", "needs"):
+        names = getattr(cls, kind)
+        if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
+            wrong = wrong or f"{kind} must be a tuple of pass names, such as ('fold-views',)"
+        elif not wrong and cls.name in names:
+            wrong = f"{kind} names the pass itself"
+    if wrong:
+        raise PipelineError(f"{cls.__qualname__} ({site_of(cls)}): {wrong}")
 
 
 def find(name: str) -> type[Pass]:

@@ -16,11 +16,11 @@ from torch import fx
 
 from . import _torch, metadata
 from .context import Context, RewriteLimit
-from .errors import PassError, PipelineError, VerifyError
+from .errors import PassError, VerifyError
 from .instrument import GraphRun, Instrument, Step
 from .pass_base import Pass, Phase
 from .pipeline import Item, Repeat
-from .provenance import line_of
+from .provenance import line_of, line_of_error
 from .remarks import Remark, RemarkKind, warn
 
 log = logging.getLogger("turbogr_compile.pipeline")
@@ -92,10 +92,13 @@ class Manager:
             if not fired:
                 return
             if self._print in seen:
-                raise PipelineError(
-                    f"{item.spec} never ends: {' and '.join(fired)} undo each other; order them, or merge them into one"
-                )
+                text = f"never ends in {item.spec}: {' and '.join(fired)} undo each other; order or merge them"
+                self._fail(self.run.steps[-1], PassError(text, pass_name=fired[-1]))
             seen.append(self._print)
+        text = (
+            f"{item.spec} still changed the graph in round {item.limit}, its limit: repeat(limit: passes) sets another"
+        )
+        self.run.remarks.append(Remark(RemarkKind.MISSED, "repeat-limit", item.passes[0].name, text))
 
     def _step(self, pass_: Pass, failures: dict[str, str]) -> Step:
         step = Step(len(self.run.steps) + 1, pass_)
@@ -113,7 +116,8 @@ class Manager:
             self._fail(step, error)
         except Exception as error:
             at = step.context.at if step.context else None
-            raised = PassError(f"raised {type(error).__name__}: {error}", node=at.name if at is not None else "")
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raised = PassError(f"raised {what}", node=at.name if at is not None else "")
             raised.__cause__ = error
             self._fail(step, raised)
         finally:
@@ -205,7 +209,8 @@ def _located(error: PassError, step: Step, run: GraphRun) -> PassError:
     line = line_of(node) if node is not None else None
     rewrites = step.context.rewrites if step.context else []
     lines = [f"{step.number:03d} {step.pass_.spec} {error}"]
-    where = [f"graph {run.name}", f"pass {step.pass_.site()}"]
+    raised_at = line_of_error(error.__cause__, type(step.pass_).site().path) if error.__cause__ else None
+    where = [f"graph {run.name}", f"pass {raised_at or type(step.pass_).site()}"]
     if rewrites:
         where.append(f"rule {rewrites[-1].rule}, rewrite {len(rewrites)}")
     if error.node:
@@ -215,9 +220,7 @@ def _located(error: PassError, step: Step, run: GraphRun) -> PassError:
         lines.append(f"  {line or error.line}")
     if run.options.dump is not None:
         lines.append(f"  graph before: {run.options.dump}/rank*/{run.name}")
-    lines.append(
-        f"  try: options={{'without': ['{step.pass_.name}']}} to leave it out, "
-        "{'on_error': 'raise', 'verify': 'strict'} to stop here"
-    )
+    stop = "" if run.options.on_error == "raise" else ", {'on_error': 'raise', 'verify': 'strict'} to stop here"
+    lines.append(f"  try: options={{'without': ['{step.pass_.name}']}} to leave it out{stop}")
     located = type(error)("\n".join(lines), pass_name=step.pass_.name, node=error.node, line=str(line or error.line))
     return located

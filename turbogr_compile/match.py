@@ -97,9 +97,16 @@ class Matcher:
         if wanted.op == "placeholder" and isinstance(found.meta.get("val"), (list, tuple)):
             return self._no(state, lambda: wrong_op(wanted, found, user))
         if wanted.op != "placeholder" and (found.op != wanted.op or found.target != wanted.target):
-            return self._no(state, lambda: wrong_op(wanted, found, user))
+            return self._past(self._no(state, lambda: wrong_op(wanted, found, user)), wanted, found)
         state = replace(state, nodes={**state.nodes, wanted: found})
         return [state] if wanted.op == "placeholder" else self._arguments(state, wanted, found)
+
+    def _past(self, states: list[State], wanted: fx.Node, found: fx.Node) -> list[State]:
+        """Explaining, look behind an op that differs: where the same ops follow, it is the one thing in the way."""
+        for w, f in zip(wanted.all_input_nodes, found.all_input_nodes, strict=False):
+            if w.op == f.op == "call_function" and w.target == f.target:
+                states = self._each(states, partial(self._value, wanted=w, found=f, user=found))
+        return states
 
     def _arguments(self, state: State, wanted: fx.Node, found: fx.Node) -> list[State]:
         theirs = arguments(found)

@@ -36,6 +36,7 @@ _SPELLED = {
     aten.view.default: aten.reshape.default,  # strides seen in tracing need not be those of the run
     aten._unsafe_view.default: aten.reshape.default,
     aten.lift_fresh_copy.default: aten.clone.default,
+    aten.clamp_min.default: aten.clamp.default,
     aten.concat.default: aten.cat.default, aten.concatenate.default: aten.cat.default,
     aten.__and__.Tensor: aten.bitwise_and.Tensor, aten.__and__.Scalar: aten.bitwise_and.Scalar,
     aten.__or__.Tensor: aten.bitwise_or.Tensor, aten.__or__.Scalar: aten.bitwise_or.Scalar,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import networkx as nx
 
@@ -27,9 +28,12 @@ class Repeat:
     limit: int = 8
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "passes", tuple(self.passes))
-        if not self.passes:
-            raise PipelineError("repeat{} needs at least one pass")
+        given = [_item(p) for p in self.passes]
+        if not given or any(isinstance(p, Repeat) for p in given):
+            raise PipelineError(
+                "repeat takes one or more passes: repeat(a, b), or repeat(20: a, b) for 20 rounds at most"
+            )
+        object.__setattr__(self, "passes", tuple(given))
         if len({p.phase for p in self.passes}) > 1:
             listed = ", ".join(f"{p.name} ({p.phase.value})" for p in self.passes)
             raise PipelineError(f"repeat takes passes of one phase, got {listed}")
@@ -69,7 +73,7 @@ class Pipeline:
     items: tuple[Item, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "items", tuple(self.items))
+        object.__setattr__(self, "items", tuple(_item(i) for i in self.items))
         seen: dict[str, Pass] = {}
         for p in self.passes():
             if p.name in seen:
@@ -100,12 +104,12 @@ class Pipeline:
         if isinstance(value, str):
             return Pipeline.parse(value)
         if isinstance(value, (list, tuple)):
-            return Pipeline(tuple(_parse_item(v) if isinstance(v, str) else v for v in value))
+            return Pipeline(tuple(_item(v) for v in value))
         raise PipelineError(f"a pipeline is a Pipeline, a text or a list of passes, got {type(value).__name__}")
 
     def with_(self, *items: Item | str) -> Pipeline:
         """Add passes; one with the name of a pass already here replaces it."""
-        new = [_parse_item(i) if isinstance(i, str) else i for i in items]
+        new = [_item(i) for i in items]
         names = {p.name for i in new for p in _passes_of(i)}
         return Pipeline((*self._keep(lambda p: p.name not in names), *new))
 
@@ -177,6 +181,19 @@ def _passes_of(item: Item) -> tuple[Pass, ...]:
     return item.passes if isinstance(item, Repeat) else (item,)
 
 
+def _item(value: Any) -> Item:
+    """What a user may put into a pipeline: a pass, its class, a rule, a text."""
+    if isinstance(value, (Pass, Repeat)):
+        if isinstance(value, Pass):
+            catalogue.check_pass(type(value))
+        return value
+    if isinstance(value, str):
+        return _parse_item(value)
+    cls = getattr(value, "pass_class", value)  # rules and rule sets
+    catalogue.check_pass(cls)
+    return cls()
+
+
 def _parse_item(text: str) -> Item:
     text = text.strip()
     if text.startswith("repeat(") and text.endswith(")"):
@@ -185,9 +202,7 @@ def _parse_item(text: str) -> Item:
         limit = int(head) if colon and head.strip().isdigit() else None
         specs = split_specs(rest if limit is not None else inner)
         passes = [_parse_item(s) for s in specs]
-        if any(isinstance(p, Repeat) for p in passes):
-            raise PipelineError(f"repeat cannot contain repeat: {text!r}")
-        return Repeat(tuple(p for p in passes if isinstance(p, Pass)), **({"limit": limit} if limit else {}))
+        return Repeat(tuple(passes), **({"limit": limit} if limit else {}))  # type: ignore[arg-type]
     name, options = parse_spec(text)
     return build(catalogue.find(name), options)
 

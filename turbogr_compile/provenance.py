@@ -6,6 +6,7 @@ import linecache
 import os
 import re
 import sysconfig
+import traceback
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -84,3 +85,12 @@ def inherit(node: fx.Node, sources: list[fx.Node], origin: Origin) -> None:
             if source.meta.get(key):
                 node.meta[key] = source.meta[key]
                 break
+
+
+def line_of_error(error: BaseException, file: str | None = None) -> UserLine | None:
+    """Innermost frame of a traceback in `file`, or else in the user's own code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if (f.filename == file if file else not is_library(f.filename))]
+    if not theirs:
+        return None
+    return UserLine(theirs[-1].filename, theirs[-1].lineno or 0, theirs[-1].line or "", theirs[-1].name)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from . import _torch
 from .instrument import GraphRun
 from .pass_base import Phase
 
@@ -61,7 +62,9 @@ def _imports(run: GraphRun) -> str:
 
 def function_source(module: fx.GraphModule) -> str:
     """The graph as a plain function named `graph`."""
-    code = module.graph.python_code("constants", verbose=False)
+    graph = _torch.copy_graph(module.graph)
+    graph.set_codegen(fx.graph.CodeGen())  # AOTAutograd's joint graphs take their inputs in nested tuples
+    code = graph.python_code("constants", verbose=False)
     body = re.sub(r"^def forward\(self(, )?", "def graph(", code.src.strip(), count=1)
     names = sorted({str(n.target) for n in module.graph.nodes if n.op == "get_attr"})
     return (_constants(module, names) + body).strip() + "\n"

@@ -52,7 +52,9 @@ class Attempt:
         by_chance = alike and (
             self.matched == 1 or len(self.obstacles) > 1 or any(o.kind == "op" for o in self.obstacles)
         )
-        return 2 * self.matched >= self.total and not by_chance
+        differing = sum(o.kind in ("op", "literal") for o in self.obstacles)
+        far_off = 2 * self.matched < self.total or 2 * differing > self.matched + 1
+        return not far_off and not by_chance
 
 
 class Search:

@@ -88,7 +88,8 @@ def args_text(node: fx.Node) -> str:
 def node_text(node: fx.Node, sources: bool = True) -> str:
     if node.op == "output":
         return f"return {value_text(node.args[0])}"
-    name = f"%{node.name} : {type_text(node.meta.get('val'))}"
+    value = node.meta.get("val")
+    name = f"%{node.name} : {type_text(value)}" if value is not None else f"%{node.name}"
     if node.op == "placeholder":
         return name
     if node.op == "get_attr":

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import fx
 
-from turbogr_compile.errors import PassError, PipelineError, VerifyError
+from turbogr_compile.errors import PassError, VerifyError
 from turbogr_compile.instrument import GraphRun
 from turbogr_compile.manager import Manager
 from turbogr_compile.options import Options
@@ -174,8 +174,22 @@ def test_repeat_stops_when_nothing_changes():
 
 
 def test_repeat_names_passes_that_undo_each_other():
-    with pytest.raises(PipelineError, match="relu-to-silu and silu-to-relu undo each other"):
-        run(captured(), Repeat((ReluToSilu(), replace(SiluToRelu()))))
+    with pytest.raises(PassError, match="relu-to-silu and silu-to-relu undo each other"):
+        run(captured(), Repeat((ReluToSilu(), SiluToRelu())))
+    with pytest.warns(UserWarning, match="undo each other"):
+        done = run(captured(), Repeat((ReluToSilu(), SiluToRelu())), on_error="fallback")
+    assert [s.status for s in done.steps if s.pass_.name == "silu-to-relu"] == ["failed", "failed"]
+
+
+def test_repeat_that_does_not_settle_says_so():
+    def grow(graph, ctx):
+        node = find(graph, aten.mul.Tensor)
+        with ctx.rewrite("grow", node), graph.inserting_after(node):
+            new = graph.call_function(aten.relu.default, (node,))
+            node.replace_all_uses_with(new, lambda user: user is not new)
+
+    done = run(captured(), Repeat((broken("grow", grow),), limit=3))
+    assert [r.id for r in done.remarks] == ["repeat-limit"] and len(done.steps) == 3
 
 
 def test_stop_after_counts_rewrites():

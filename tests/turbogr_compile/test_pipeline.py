@@ -165,3 +165,32 @@ def test_entry_point_that_cannot_be_imported_is_named(monkeypatch):
     monkeypatch.setattr(catalogue, "_installed", lambda: {"broken": Entry()})
     with pytest.raises(PipelineError, match=r"'broken' of entry point 'nowhere:Broken' cannot be imported"):
         catalogue.find("broken")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"name": "Bad_Name", "phase": Phase.PRE_GRAD}, "kebab-case"),
+        ({"name": "x", "phase": "pre-grad"}, "must be a Phase"),
+        ({"name": "x", "phase": Phase.PRE_GRAD, "after": "fold-views"}, "after must be a tuple"),
+        ({"name": "x", "phase": Phase.PRE_GRAD, "before": ("x",)}, "names the pass itself"),
+        ({"name": "x"}, "must be a Phase"),
+    ],
+    ids=str,
+)
+def test_slips_in_a_declaration_are_caught(attributes, message):
+    cls = dataclass(frozen=True)(type("Slip", (Pass,), attributes))
+    for use in (lambda: catalogue.register(cls), lambda: Pipeline((cls(),)), lambda: Pipeline.of([cls])):
+        with pytest.raises(PipelineError, match=message):
+            use()
+
+
+def test_classes_rules_and_names_are_taken_for_passes(known):
+    from turbogr_compile.passes.fold_views import fold_views
+
+    assert Pipeline.of([Sized, fold_views]).spec == "fold-views, sized"
+    assert Pipeline.of([Repeat(["sized"])]).spec == "repeat(sized)"
+    with pytest.raises(PipelineError, match="not a subclass of Pass"):
+        Pipeline.of([len])
+    with pytest.raises(PipelineError, match=r"repeat\(20: a, b\)"):
+        Pipeline.parse("repeat()")
