@@ -8,10 +8,14 @@ import inspect
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
+import warnings
 import webbrowser
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +24,14 @@ from .api import Report, explain
 from .bisection import Snapshots, find_culprits, first_bad
 from .cache_key import cache_key, key_parts
 from .doctor import diagnose, doctor_text
+from .dump import open_directory
 from .errors import OptionError, PipelineError, TurbogrError, did_you_mean
 from .loading import load, load_module
 from .options import Options
 from .pass_base import Pass, Phase, declaration_site
 from .pipeline import Pipeline
 from .progress import progress
+from .provenance import line_of_error
 from .record import snapshot_text
 from .recording import pipeline_order
 from .report import report_text
@@ -33,7 +39,7 @@ from .svg import order_svg
 from .text import diff_text, table
 from .view import write_view
 
-FAILED, WRONG_USE = 1, 2
+FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TurbogrError as error:
         sys.stderr.write(f"turbogr: {error}\n")
         return FAILED
+    except KeyboardInterrupt:
+        sys.stderr.write("turbogr: interrupted\n")
+        return INTERRUPTED
     except BrokenPipeError:  # `turbogr ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -64,6 +73,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="turbogr", description="A compiler for generative recommenders.")
+    parser.add_argument("--version", action="version", version=f"turbogr {version('turbogr')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, (run, describe, arguments) in COMMANDS.items():
         command = commands.add_parser(name, help=describe, description=describe)
@@ -102,7 +112,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     """What the command line says about compiling; imports the passes it names first."""
     for module in options.load:
         load_module(module)
-    given = {k: v for k in _OF_COMPILE if (v := getattr(options, k))}
+    given = {k: v for k in _OF_COMPILE if (v := getattr(options, k)) not in (None, [])}
     given |= {"passes": options.add} if options.add else {}
     return given | ({"dynamic": True} if options.dynamic else {})
 
@@ -129,7 +139,18 @@ def _run_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dump", metavar="DIR", type=Path, help="write dumps and the viewer page there")
 
 
+def _check_dump(directory: Path) -> None:
+    """On the command line a dump that cannot be written is a wrong command, not something to work around."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        opened = open_directory(directory.absolute(), 0, os.getpid())
+    if opened.refusal:
+        raise OptionError(f"cannot dump there: {opened.refusal}")
+
+
 def _compiled(options: argparse.Namespace, **more: Any) -> Report:
+    if more.get("dump") is not None:
+        _check_dump(more["dump"])
     settings = _settings(options) | {k: v for k, v in more.items() if v is not None}
     fn, args, kwargs = load(options.model, options.inputs)
     if kwargs:
@@ -141,9 +162,21 @@ def _compiled(options: argparse.Namespace, **more: Any) -> Report:
         except TurbogrError:
             raise
         except Exception as error:
-            text = str(error).strip().split("\n", 1)[0]
-            hint = "; are --inputs what it takes?" if options.inputs else ""
-            raise TurbogrError(f"{options.model} raised {type(error).__name__}: {text}{hint}") from error
+            raise _failure(options, lambda: fn(*args), error) from error
+
+
+def _failure(options: argparse.Namespace, eager: Callable[[], Any], error: Exception) -> TurbogrError:
+    """What the model's author needs to know: torch's own report is long, and the same error in eager is to the point."""
+    what = f"compiling {options.model}"
+    try:
+        eager()
+    except Exception as plain:
+        what, error = options.model, plain
+    line = line_of_error(error)
+    text = [f"{what} raised {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"]
+    text += [f"  {line}"] if line else []
+    text += ["  are --inputs what it takes?"] if options.inputs else []
+    return TurbogrError("\n".join(text))
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -273,8 +306,11 @@ def _graphs_at(place: str) -> dict[str, str]:
         raise OptionError(f"{directory!r} is not a dump directory: no record.json in it")
     found = {}
     for file in files:
-        record = json.loads(file.read_text(encoding="utf-8"))
-        steps = record["steps"]
+        try:
+            record = json.loads(file.read_text(encoding="utf-8"))
+            steps = record["steps"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise OptionError(f"{file} is not a record of turbogr's: {error!r}") from error
         wanted = steps[-1] if not colon else next(
             (s for s in steps if step in (str(s["number"]), f"{s['number']:03d}", s["name"])), None)  # fmt: skip
         if wanted is None:
@@ -342,14 +378,21 @@ def _bisect(options: argparse.Namespace) -> int:
 
 def _bisect_by_command(options: argparse.Namespace) -> int:
     """Pass and rewrite after which the user's command begins to fail."""
-    plan = Options.read({k: v for k, v in _settings(options).items() if k != "dynamic"}).plan()
-    names = [p.name for p in plan.ordered_passes()]
+    command = shlex.split(options.oracle)
+    if shutil.which(command[0]) is None:
+        raise OptionError(f"--oracle: no command {command[0]!r}")
+    environment = dict(os.environ)
+    if options.pipeline is not None or options.add or options.without:
+        settings = {k: v for k, v in _settings(options).items() if k != "dynamic"}
+        environment["TURBOGR_PIPELINE"] = Options.read(settings).plan().spec
 
     def fails(stop_after: str) -> bool:
         say(f"TURBOGR_STOP_AFTER={stop_after} {options.oracle}")
-        environment = {**os.environ, "TURBOGR_STOP_AFTER": stop_after, "TURBOGR_PIPELINE": plan.spec}
-        return subprocess.run(shlex.split(options.oracle), env=environment, stdout=subprocess.DEVNULL).returncode != 0
+        env = {**environment, "TURBOGR_STOP_AFTER": stop_after}
+        return subprocess.run(command, env=env, stdout=subprocess.DEVNULL).returncode != 0
 
+    with progress(f"running {options.oracle}"), tempfile.TemporaryDirectory() as folder:
+        names = _passes_of_program(command, environment, Path(folder) / "dump")
     with progress("bisecting") as say:
         if fails(f"{names[0]}:0"):
             _print(options, {"pass": None}, "the command fails with no pass run at all: not turbogr's passes")
@@ -368,6 +411,16 @@ def _bisect_by_command(options: argparse.Namespace) -> int:
     _print(options, {"pass": name, "rewrite": rewrite, "good": good, "bad": bad},
            f"{where}\n  good: {good} {options.oracle}\n  bad:  {bad} {options.oracle}")  # fmt: skip
     return FAILED
+
+
+def _passes_of_program(command: list[str], environment: dict[str, str], folder: Path) -> list[str]:
+    """Names of the passes that the program really runs: it may choose its pipeline itself."""
+    subprocess.run(command, env={**environment, "TURBOGR_DUMP": str(folder)}, stdout=subprocess.DEVNULL)
+    if not (folder / "run.json").is_file():
+        raise OptionError("--oracle: the command compiled nothing with backend 'turbogr', or sets a dump of its own")
+    records = [json.loads(f.read_text(encoding="utf-8")) for f in folder.glob("rank*/*/record.json")]
+    ordered = max((r["order"]["passes"] for r in records), key=len, default=[])
+    return [p["name"] for p in ordered if p["present"]]
 
 
 # --- doctor --------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .errors import OptionError, did_you_mean
+from .provenance import line_of_error
 from .shapes import parse_inputs, real_inputs
 
 
@@ -32,7 +33,7 @@ def load(spec: str, inputs: str | None) -> tuple[Callable[..., Any], tuple[Any, 
         raise OptionError(f"{place} has no {name!r}{did_you_mean(name, known)}")
     fn = getattr(module, name)
     if inspect.isclass(fn) and issubclass(fn, torch.nn.Module):
-        fn = fn()
+        fn = _run(fn, f"{spec} cannot be made without arguments; define a function that builds and calls it")
     if not callable(fn):
         raise OptionError(f"{spec} is not callable")
     return fn, *_arguments(module, name, inputs)
@@ -41,10 +42,7 @@ def load(spec: str, inputs: str | None) -> tuple[Callable[..., Any], tuple[Any, 
 def load_module(place: str) -> ModuleType:
     """A module by file or by name."""
     if not place.endswith(".py"):
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            raise OptionError(f"cannot import {place!r}: {error}") from error
+        return _run(lambda: importlib.import_module(place), f"cannot import {place!r}")
     path = Path(place)
     if not path.is_file():
         raise OptionError(f"no file {place!r}")
@@ -54,8 +52,19 @@ def load_module(place: str) -> ModuleType:
     assert found is not None and found.loader is not None
     module = importlib.util.module_from_spec(found)
     sys.modules[path.stem] = module
-    found.loader.exec_module(module)
+    loader = found.loader
+    _run(lambda: loader.exec_module(module), f"cannot import {place!r}")
     return module
+
+
+def _run(action: Callable[[], Any], otherwise: str) -> Any:
+    """Call the user's code; what it raises becomes one line with its place."""
+    try:
+        return action()
+    except Exception as error:
+        line = line_of_error(error)
+        where = f"\n  {line}" if line else ""
+        raise OptionError(f"{otherwise}: {type(error).__name__}: {error}{where}") from error
 
 
 def _arguments(module: ModuleType, name: str, inputs: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -66,7 +75,7 @@ def _arguments(module: ModuleType, name: str, inputs: str | None) -> tuple[tuple
         raise OptionError(
             f"no inputs for {name!r}: pass --inputs 'f32[b=32, 64] i64[32]', or define {name}_inputs() beside it"
         )
-    made = maker()
+    made = _run(maker, f"{name}_inputs() failed")
     if isinstance(made, Mapping):
         return (), dict(made)
     if isinstance(made, Sequence) and not isinstance(made, torch.Tensor):

@@ -30,6 +30,19 @@ def step_inputs():
     return [torch.randn(4, 3), torch.randn(3, 2, requires_grad=True)]
 
 
+class NeedsArguments(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+
+
+def bad(x):
+    return x
+
+
+def bad_inputs():
+    raise ValueError("no data")
+
+
 def named(x, scale):
     return x * scale
 
@@ -61,6 +74,9 @@ class Soften(Pass):
 def model(tmp_path, monkeypatch):
     torch._dynamo.reset()
     (tmp_path / "model_of_cli.py").write_text(MODEL)
+    (tmp_path / "broken_of_cli.py").write_text("1 / 0\n")
+    (tmp_path / "x" / "odd").mkdir(parents=True)
+    (tmp_path / "x" / "odd" / "record.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     sys.modules.pop("model_of_cli", None)
     return "model_of_cli.py:step"
@@ -130,7 +146,7 @@ sys.path.insert(0, ".")
 import model_of_cli as m
 torch.set_num_threads(1)
 x, w = m.step_inputs()
-options = {"codegen": "aten", "on_error": "raise"}
+options = {"codegen": "aten", "on_error": "raise", "pipeline": "remove-noops, soften"}
 actual = torch.compile(m.step, backend="turbogr", options=options)(x, w)
 sys.exit(not torch.allclose(actual, m.step(x, w)))
 """
@@ -139,8 +155,7 @@ sys.exit(not torch.allclose(actual, m.step(x, w)))
 @pytest.mark.slow
 def test_bisect_by_a_command_of_the_users(model, capsys, tmp_path):
     (tmp_path / "oracle.py").write_text(ORACLE)
-    options = ("--pipeline", "remove-noops, soften", "--load", "model_of_cli.py", "--json")
-    text = run("bisect", "--oracle", f"{sys.executable} oracle.py", *options, capsys=capsys, status=1)
+    text = run("bisect", "--oracle", f"{sys.executable} oracle.py", "--json", capsys=capsys, status=1)
     assert json.loads(text)["pass"] == "soften" and json.loads(text)["rewrite"] == 2
 
 
@@ -172,7 +187,8 @@ def test_doctor_says_what_is_missing(capsys, monkeypatch):
 
 def test_what_the_model_or_a_pass_raises_is_one_line(model, capsys):
     text = _failure("explain", model, "--codegen", "aten", "--inputs", "f32[4, 3] f32[5, 2]", capsys=capsys)
-    assert text.startswith("turbogr: model_of_cli.py:step raised") and "--inputs" in text and text.count("\n") == 1
+    assert text.startswith("turbogr: model_of_cli.py:step raised") and "--inputs" in text
+    assert "h = (x * 1.0) @ w" in text and "Traceback" not in text
     torch._dynamo.reset()
     options = ("--pipeline", "soften", "--load", "model_of_cli.py", "--verify", "numeric")
     text = _failure("run", model, "--codegen", "aten", *options, capsys=capsys)
@@ -182,6 +198,17 @@ def test_what_the_model_or_a_pass_raises_is_one_line(model, capsys):
 def _failure(*arguments: str, capsys) -> str:
     assert cli.main(arguments) == cli.FAILED
     return capsys.readouterr().err
+
+
+def test_dump_that_cannot_be_written_is_a_wrong_command(model, capsys, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("")
+    text = run("run", model, "--codegen", "aten", "--dump", "mine", capsys=capsys, status=2)
+    assert "cannot dump there" in text and "did not write" in text
+
+
+def test_empty_pipeline_is_empty(model, capsys):
+    assert "no pass ran" in run("run", model, "--codegen", "aten", "--pipeline", "", capsys=capsys)
 
 
 def test_pipeline_can_be_edited(model, capsys):
@@ -198,6 +225,12 @@ def test_pipeline_can_be_edited(model, capsys):
         (("explain", "model_of_cli.py:stp"), "did you mean 'step'"),
         (("explain", "nowhere.py:step"), "no file 'nowhere.py'"),
         (("explain", "no.such.module:step"), "cannot import"),
+        (("explain", "broken_of_cli.py:step"), "broken_of_cli.py:1  1 / 0"),
+        (("explain", "model_of_cli.py:NeedsArguments"), "cannot be made without arguments"),
+        (("explain", "model_of_cli.py:bad"), "bad_inputs() failed: ValueError: no data"),
+        (("bisect", "--oracle", "no-such-command x"), "no command 'no-such-command'"),
+        (("bisect",), "file.py:function"),
+        (("diff", "x/odd", "x/odd"), "not a record"),
         (("explain", "model_of_cli.py:step", "--inputs", "g32[3]"), "g32"),
         (("explain", "model_of_cli.py:Soften"), "no inputs for 'Soften'"),
         (("run", "model_of_cli.py:step", "--target", "gpu"), "no target is named 'gpu'"),
