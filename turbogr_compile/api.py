@@ -10,13 +10,14 @@ from torch import fx
 
 from . import _torch
 from .backend import Compilation, instruments_for
-from .errors import OptionError
+from .capture import capture
+from .errors import OptionError, TurbogrError
 from .functional import trace_with_lines
 from .instrument import GraphRun
 from .lowering.target import find_target
 from .manager import Manager
 from .options import Options
-from .pass_base import Phase, Role
+from .pass_base import Phase, Role, Vocabulary
 from .pipeline import Pipeline
 from .recording import Recording
 from .report import report_text
@@ -81,7 +82,20 @@ def replay(
     recording = Recording()
     read = Options.read({"on_error": "raise", **options, "pipeline": pipeline, "instruments": [recording]})
     words = find_target(read.target).vocabulary(Phase(phase), read.codegen)
-    module = trace_with_lines(fn, _torch.fake_inputs(inputs), words.phase, words.decompositions)
+    module = _traced(fn, _torch.fake_inputs(inputs), words)
     run = GraphRun("replay", Role(role), Phase(phase), read.target, read.plan(), read, module, words, inputs)
     Manager(run, instruments_for(read)).run_all()
     return Report(tuple(recording.records))
+
+
+def _traced(fn: Callable[..., Any], inputs: list[Any], words: Vocabulary) -> fx.GraphModule:
+    try:
+        return trace_with_lines(fn, inputs, words.phase, words.decompositions)
+    except TurbogrError:
+        if words.phase is not Phase.PRE_GRAD:
+            raise
+        # A graph that writes to its inputs, such as counters and running statistics: the way of a graph from Dynamo.
+        module = fx.symbolic_trace(fn)
+        for node, value in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
+            node.meta["example_value"] = value
+        return capture(module, inputs).module

@@ -166,7 +166,7 @@ def _compiled(options: argparse.Namespace, **more: Any) -> Report:
 
 
 def _failure(options: argparse.Namespace, eager: Callable[[], Any], error: Exception) -> TurbogrError:
-    """What the model's author needs to know: torch's own report is long, and the same error in eager is to the point."""
+    """What the model's author needs to know: torch reports at length, the same error in eager is brief."""
     what = f"compiling {options.model}"
     try:
         eager()

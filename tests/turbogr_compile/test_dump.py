@@ -84,10 +84,30 @@ def test_two_runs_write_the_same_text(tmp_path):
             assert file.read_text() == (b / file.name).read_text(), file.name
 
 
-def test_repro_runs(tmp_path, capsys):
-    compiled(tmp_path / "d")
-    runpy.run_path(str(graph_folder(tmp_path / "d") / "repro.py"), run_name="__main__")
-    assert "fold-masks" in capsys.readouterr().out
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return (self.linear(x) * 1.0).relu().sum()
+
+
+@pytest.mark.parametrize("writes", [False, True], ids=["pure", "writes a buffer"])
+def test_every_repro_runs(tmp_path, capsys, writes):
+    if writes:
+        dump_module.open_directory.cache_clear()
+        torch._dynamo.reset()
+        turbogr_compile.compile(Counting(), codegen="aten", dump=tmp_path / "d")(torch.randn(3, 4)).backward()
+    else:
+        compiled(tmp_path / "d").backward()
+    files = sorted((tmp_path / "d" / "rank0").glob("*/repro.py"))
+    assert [f.parent.name.split("-")[1] for f in files] == ["backward", "captured", "forward", "joint"]
+    for file in files:
+        runpy.run_path(str(file), run_name="__main__")
+    assert "remove-noops" in capsys.readouterr().out
 
 
 def test_second_run_replaces_its_own_files_and_keeps_the_users(tmp_path):
