@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -45,8 +46,14 @@ class Progress:
 
 
 @contextmanager
-def progress(text: str) -> Iterator[Progress]:
-    """Shown on standard error, so that results on standard output stay clean."""
+def progress(text: str) -> Iterator[Callable[[str], None]]:
+    """Shown on standard error, so that results on standard output stay clean; call the result to say what comes next."""
+    if sys.stderr.isatty() and importlib.util.find_spec("rich"):
+        from rich.console import Console
+
+        with Console(stderr=True).status(text) as status:
+            yield status.update
+        return
     shown = Progress(sys.stderr)
     shown(text)
     shown.start()
