@@ -419,7 +419,7 @@ def _passes_of_program(command: list[str], environment: dict[str, str], folder: 
     if not (folder / "run.json").is_file():
         raise OptionError("--oracle: the command compiled nothing with backend 'turbogr', or sets a dump of its own")
     records = [json.loads(f.read_text(encoding="utf-8")) for f in folder.glob("rank*/*/record.json")]
-    ordered = max((r["order"]["passes"] for r in records), key=len, default=[])
+    ordered: list[dict[str, Any]] = max((r["order"]["passes"] for r in records), key=len, default=[])
     return [p["name"] for p in ordered if p["present"]]
 
 
