@@ -47,7 +47,7 @@ class Progress:
 
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[str], None]]:
-    """Shown on standard error, so that standard output holds results only; call what it yields to say what comes next."""
+    """Shown on standard error: standard output holds results only. Call what it yields to say what comes next."""
     if sys.stderr.isatty() and importlib.util.find_spec("rich"):
         from rich.console import Console
 
