@@ -11,7 +11,7 @@ from torch import fx
 from .. import _torch
 from ..catalogue import register
 from ..context import Context
-from ..graphs import regions, returned
+from ..graphs import regions, returned, sizes_from
 from ..pass_base import Pass, Phase
 
 
@@ -50,7 +50,7 @@ def _mergeable(node: fx.Node) -> bool:
     if node.target.overloadpacket is torch.ops.aten.arange:
         return False
     # Each run of a data-dependent op defines sizes of its own.
-    return not node.meta.get("unbacked_bindings")
+    return not node.meta.get("unbacked_bindings") and not sizes_from(node)
 
 
 def _hashable(value: Any) -> Any:

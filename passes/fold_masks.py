@@ -12,7 +12,7 @@ from torch import fx
 from .. import _torch
 from ..catalogue import register
 from ..context import Context
-from ..graphs import is_view, regions, returned, tensor
+from ..graphs import is_view, regions, returned, sizes_from, tensor
 from ..pass_base import Pass, Phase
 from ..prologue import add_input
 
@@ -92,7 +92,8 @@ def _input_for(
 ) -> fx.Node:
     """An input that holds the value; layers that build the same mask share one."""
     kept = _without_repetition(value)
-    source = next((s for other, s in stored if other.dtype == kept.dtype and torch.equal(other, kept)), None)
+    shared = [] if sizes_from(node) else stored
+    source = next((s for other, s in shared if _same(other, kept)), None)
     if source is None:
         fake = node.meta["val"].fake_mode.from_tensor(kept, static_shapes=True)
         source = add_input(graph, "folded", fake, lambda _: kept)
@@ -107,9 +108,16 @@ def _without_repetition(value: torch.Tensor) -> torch.Tensor:
     """One copy of what a mask repeats, for every sequence or head of the batch."""
     for dim in range(value.ndim):
         first = value.narrow(dim, 0, 1) if value.shape[dim] > 1 else value
-        if torch.equal(first.expand_as(value), value):
+        if _same(first.expand_as(value), value):
             value = first
     return value.contiguous()
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal in every bit that arithmetic can see: 0.0 and -0.0 are different divisors."""
+    if a.dtype != b.dtype or not torch.equal(a, b):
+        return False
+    return not a.dtype.is_floating_point or torch.equal(a.signbit(), b.signbit())
 
 
 def _evaluate(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> None:

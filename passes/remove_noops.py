@@ -13,7 +13,8 @@ from torch import fx
 from .. import metadata
 from ..catalogue import register
 from ..context import Context
-from ..graphs import returned, tensor, written
+from ..graphs import layout_sensitive, returned, sizes_from, tensor, written
+from ..normal import memory_of
 from ..pass_base import Pass, Phase
 from ..shapes import known
 
@@ -29,16 +30,18 @@ class RemoveNoops(Pass):
     phase = Phase.PRE_GRAD
 
     def run(self, graph: fx.Graph, ctx: Context) -> None:
-        visible, changing = returned(graph), written(graph)
+        visible, sensitive = returned(graph), layout_sensitive(graph)
+        changing = {memory for node in written(graph) for memory in memory_of(node)}
         for node in list(graph.nodes):
             unchanged = NOOPS.get(node.target)
             # A copy the caller gets to see keeps its own memory.
             if unchanged is None or node in visible or not unchanged(*node.args, **node.kwargs):
                 continue
             source = node.args[0]
-            if source in changing:
+            # A copy of what is written to later keeps the old value.
+            if sizes_from(node) or not changing.isdisjoint(memory_of(source)):
                 continue
-            if not metadata.same_tensor(tensor(source), tensor(node), strides=False):
+            if not metadata.same_tensor(tensor(source), tensor(node), strides=node in sensitive):
                 continue
             with ctx.rewrite(node.target.overloadpacket.__name__, source, node):
                 node.replace_all_uses_with(source)

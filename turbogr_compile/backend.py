@@ -14,8 +14,9 @@ from torch import fx
 
 from . import _torch, prologue
 from .cache_key import cache_key
-from .capture import CannotCapture, capture
+from .capture import CannotCapture, capture, forget_unbacked
 from .dump import Dump
+from .errors import TurbogrError
 from .expectations import Expectations
 from .instrument import GraphRun, Instrument
 from .lowering.target import find_target
@@ -60,12 +61,25 @@ class Compilation:
             captured = capture(module, inputs).module
         except CannotCapture as refusal:
             self._refused(module, refusal)
+            return self._lower_refused(module, inputs)
         else:
             self._run(Phase.PRE_GRAD, Role.CAPTURED, captured, inputs)
             module = captured
         added = prologue.providers(module.graph)
         inputs = [*inputs, *prologue.fake_values(module.graph)]
         return prologue.with_prologue(self.target.lower(module, inputs, self.options.codegen, self), added)
+
+    def _lower_refused(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """A graph that neither capture nor the target can take runs as Dynamo made it."""
+        try:
+            return self.target.lower(module, inputs, self.options.codegen or "", self)
+        except TurbogrError:
+            raise
+        except Exception as error:
+            forget_unbacked(module)
+            said = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self._refused(module, CannotCapture("not-lowered", f"target '{self.target.name}' cannot take it: {said}"))
+            return module.forward
 
     def joint(self, module: fx.GraphModule) -> None:
         self._run(Phase.JOINT, Role.JOINT, module, None)

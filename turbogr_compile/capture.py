@@ -23,11 +23,13 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx import traceback as fx_traceback
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ._torch import (
     ConstantSource,
     FakeTensor,
+    FunctionalTensor,
     HigherOrderOperator,
     PropagateUnbackedSymInts,
     StorageWeakRef,
@@ -87,7 +89,7 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
         traced = functional_trace(run, inputs, composites=True)
         return Captured(_build(gm, inputs, traced))
     except Exception as error:
-        _forget_unbacked(gm)
+        forget_unbacked(gm)
         if isinstance(error, CannotCapture):
             raise
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -115,7 +117,7 @@ def _fake_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]
     return inputs
 
 
-def _forget_unbacked(gm: fx.GraphModule) -> None:
+def forget_unbacked(gm: fx.GraphModule) -> None:
     """Drop symbols that the abandoned trace made and nobody will bind."""
     mode = detect_fake_mode([n.meta.get("example_value") for n in gm.graph.find_nodes(op="placeholder")])
     if mode is not None and mode.shape_env is not None:
@@ -124,6 +126,7 @@ def _forget_unbacked(gm: fx.GraphModule) -> None:
 
 # --- running Dynamo's graph under the tracer --------------------------------------------------------
 
+_GRAD_SWITCHES = {set_grad_enabled, _enter_inference_mode, _exit_inference_mode}
 _LEGACY = {
     torch.Tensor: None, torch.FloatTensor: torch.float32, torch.DoubleTensor: torch.float64,
     torch.HalfTensor: torch.float16, torch.BFloat16Tensor: torch.bfloat16, torch.ByteTensor: torch.uint8,
@@ -146,6 +149,14 @@ class _Run:
         self.current: fx.Node | None = None
         self.checkpoints = itertools.count()
         self.autocasts: list[Any] = []
+        self.interpreters: list[_Interpreter] = []
+
+    def settle(self) -> None:
+        """Views of what was written are rebuilt when first read; do that in the grad mode of the write."""
+        for interpreter in self.interpreters:
+            for value in pytree.tree_leaves(list(interpreter.env.values())):
+                if isinstance(value, FunctionalTensor):
+                    torch._sync(value)
 
     def __call__(self, *args: Any) -> Any:
         try:
@@ -161,6 +172,7 @@ class _Interpreter(PropagateUnbackedSymInts):
         super().__init__(gm)
         self.run_state, self.tags = run, tags or {}
         self.extra_traceback = False
+        run.interpreters.append(self)
 
     @contextmanager
     def _set_current_node(self, node: fx.Node) -> Iterator[None]:
@@ -181,6 +193,8 @@ class _Interpreter(PropagateUnbackedSymInts):
         if target in _LEGACY and len(args) == 1 and isinstance(args[0], torch.Tensor):
             # The constructor copies the data out, which a tracer cannot see.
             return args[0].to(_LEGACY[target] or torch.get_default_dtype(), copy=True)
+        if target in _GRAD_SWITCHES:
+            self.run_state.settle()
         if target is enter_autocast:
             mode = torch.autocast(*args)
             mode.__enter__()
@@ -342,6 +356,11 @@ def _save_old_values(traced: Traced) -> None:
 
 def _check_vocabulary(module: fx.GraphModule) -> None:
     for node in module.graph.nodes:
+        if node.target is aten.as_strided_scatter.default:
+            raise CannotCapture(
+                "strided-write", "a tensor is written to through as_strided; torch has a wrong gradient for that",
+                line=line_of(node), hint="write through slices or indices",
+            )  # fmt: skip
         if node.op == "get_attr":
             value = getattr(module, node.target, None)
             if isinstance(value, FakeTensor) or not isinstance(value, torch.Tensor):
@@ -371,7 +390,9 @@ def _adopt(gm: fx.GraphModule, module: fx.GraphModule) -> None:
     module.meta.update(gm.meta)
     sources = dict(getattr(gm, "_param_name_to_source", None) or {})
     if hasattr(gm, "_param_name_to_source"):
-        constants = {n.target for n in module.graph.find_nodes(op="get_attr")}
+        # Every tensor the module holds, also those that only dead code read.
+        held = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+        constants = {n.target for n in module.graph.find_nodes(op="get_attr")} | {name for name, _ in held}
         vars(module)["_param_name_to_source"] = {c: sources.get(c) or ConstantSource(c) for c in constants}
     theirs, ours = gm.graph.find_nodes(op="placeholder"), module.graph.find_nodes(op="placeholder")
     for original, node in zip(theirs, ours, strict=True):

@@ -12,6 +12,9 @@ from ._torch import mutated_arguments
 aten = torch.ops.aten
 # Composite ops that return a view of their argument when they can; their schema does not say so.
 _MAYBE_VIEWS = {aten.reshape.default, aten.contiguous.default, aten.to.dtype, aten.flatten.using_ints}
+_ON_MEMORY = {
+    aten.as_strided.default, aten.as_strided_scatter.default, aten.view_as_complex.default, aten.view.dtype,
+}  # fmt: skip
 _MODES = {"_enter_autocast", "_exit_autocast", "_set_grad_enabled"}
 
 
@@ -41,6 +44,26 @@ def returned(graph: fx.Graph) -> set[fx.Node]:
 def written(graph: fx.Graph) -> set[fx.Node]:
     """Inputs the graph writes to: a copy of one keeps its old value, and is not the same as the input."""
     return {a for n in graph.nodes if n.op == "call_function" for a in mutated_arguments(n) if isinstance(a, fx.Node)}
+
+
+def sizes_from(node: fx.Node) -> bool:
+    """Does a data-dependent op (nonzero, item) read it? Two such ops on one tensor would share the size they define."""
+    return any(user.meta.get("unbacked_bindings") for user in node.users)
+
+
+def layout_sensitive(graph: fx.Graph) -> set[fx.Node]:
+    """Values whose strides somebody may look at: ops on raw memory, and kernels outside of ATen."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node in found or (node.op == "call_function" and _reads_layout(node.target)):
+            found.update(node.all_input_nodes)
+    return found
+
+
+def _reads_layout(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return target in _ON_MEMORY or target.namespace not in ("aten", "prims")
 
 
 def regions(graph: fx.Graph) -> dict[fx.Node, int]:

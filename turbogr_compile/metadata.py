@@ -56,6 +56,8 @@ def recompute_all(module: fx.GraphModule) -> dict[fx.Node, Any]:
 
 
 def _recompute(prop: FakeTensorProp, mode: _torch.FakeTensorMode, node: fx.Node) -> Any:
+    if node.meta.get("unbacked_bindings"):
+        return node.meta.get("val")  # computing it again would define new sizes, which nobody refers to
     for source in node.all_input_nodes:
         prop.env[source] = source.meta.get("val")
     kept = dict(node.meta)

@@ -27,14 +27,20 @@ class Verdict:
     text: str
     before: float = 0.0
     after: float = 0.0
-    comparable: bool = True
 
 
 def compare_graphs(owner: fx.GraphModule, before: fx.Graph, after: fx.Graph, inputs: Sequence[Any] | None) -> Verdict:
     """Run two graphs with the attributes of `owner` on the same numbers, values and gradients."""
-    numbers = inputs_for(before, inputs)
+    try:
+        return _compare_on(owner, before, after, inputs_for(before, inputs))
+    except Exception:
+        # Made-up integers may be out of some range; zero is a legal index into anything.
+        return _compare_on(owner, before, after, inputs_for(before, inputs, integers=(0, 1)))
+
+
+def _compare_on(owner: fx.GraphModule, before: fx.Graph, after: fx.Graph, numbers: list[Any] | None) -> Verdict:
     if numbers is None:
-        return Verdict(False, "not comparable: an input cannot be made up", comparable=False)
+        return Verdict(False, "not comparable: an input cannot be made up")
     try:
         reference = evaluate(owner, before, [_to_double(x) for x in numbers], double=True)
     except Exception:
@@ -68,7 +74,7 @@ def _compare_one(i: int, a: Any, b: Any, reference: Any) -> Verdict:
         return Verdict(differ > 0, f"result {i}: {differ} of {a.numel()} values differ")
     exact = (a if reference is None else reference).double()
     finite = exact.isfinite()
-    if not torch.equal(b.isfinite(), a.isfinite()):
+    if not torch.equal(_kind(a), _kind(b)):
         return Verdict(True, f"result {i}: different elements are infinite or nan", after=float("inf"))
     scale = max(exact[finite].abs().max().item() if finite.any() else 0.0, 1e-30)
     error_before = _distance(a.double(), exact, finite) / scale
@@ -79,12 +85,18 @@ def _compare_one(i: int, a: Any, b: Any, reference: Any) -> Verdict:
     return Verdict(wrong, text, error_before, error_after)
 
 
+def _kind(x: torch.Tensor) -> torch.Tensor:
+    """0 where finite, and a number each for nan, inf and -inf."""
+    return x.isnan() + 2 * x.isposinf() + 3 * x.isneginf()
+
+
 def _distance(x: torch.Tensor, exact: torch.Tensor, where: torch.Tensor) -> float:
     return (x - exact)[where].abs().max().item() if where.any() else 0.0
 
 
 def evaluate(owner: fx.GraphModule, graph: fx.Graph, inputs: Sequence[Any], double: bool = False) -> list[Any]:
-    """Outputs, then gradients of the summed outputs by every input that requires one."""
+    """Outputs, inputs as the graph leaves them, then gradients of all of these by every input that requires one."""
+    own = len(inputs)
     module = fx.GraphModule(owner, graph)
     inputs = [*inputs, *(_to_double(p(inputs)) if double else p(inputs) for p in providers(graph))]
     leaves = [x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in inputs]
@@ -93,8 +105,10 @@ def evaluate(owner: fx.GraphModule, graph: fx.Graph, inputs: Sequence[Any], doub
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(bool(wanted)):
         torch.manual_seed(0)
         # Inputs a graph mutates must not be leaves.
-        result = run.run(*[x.view_as(x) if isinstance(x, torch.Tensor) and x.requires_grad else x for x in leaves])
+        passed = [x.view_as(x) if isinstance(x, torch.Tensor) and x.requires_grad else x for x in leaves]
+        result = run.run(*passed)
     outputs = list(result) if isinstance(result, (list, tuple)) else [result]
+    outputs += passed[:own]
     sources = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
     grads: tuple[Any, ...] = ()
     if sources and wanted:
@@ -124,7 +138,7 @@ def _seed(output: torch.Tensor) -> torch.Tensor:
     return ramp.to(output.dtype).reshape(output.shape)
 
 
-def inputs_for(graph: fx.Graph, inputs: Sequence[Any] | None) -> list[Any] | None:
+def inputs_for(graph: fx.Graph, inputs: Sequence[Any] | None, integers: tuple[int, int] = (1, 3)) -> list[Any] | None:
     """Real inputs where given, else numbers made from the graph's own description of its inputs."""
     given = list(inputs or ())
     values = [n.meta.get("val") for n in graph.find_nodes(op="placeholder")]
@@ -135,14 +149,14 @@ def inputs_for(graph: fx.Graph, inputs: Sequence[Any] | None) -> list[Any] | Non
         if isinstance(real, (int, torch.Tensor)) and not isinstance(real, (bool, _torch.FakeTensor)):
             made.append(real)
         else:
-            invented = _invent(value, generator)
+            invented = _invent(value, generator, integers)
             if invented is None and value is not None:
                 return None
             made.append(invented)
     return made
 
 
-def _invent(value: Any, generator: torch.Generator) -> Any:
+def _invent(value: Any, generator: torch.Generator, integers: tuple[int, int]) -> Any:
     if isinstance(value, torch.Tensor):
         sizes = [s for size in value.shape if (s := _hint(size)) is not None]
         if len(sizes) < value.ndim:
@@ -150,8 +164,9 @@ def _invent(value: Any, generator: torch.Generator) -> Any:
         if value.dtype.is_floating_point:
             made = torch.randn(sizes, generator=generator, dtype=torch.float64).to(value.dtype)
             return made.requires_grad_(value.requires_grad)
-        # Zero is a legal index into anything.
-        return torch.zeros(sizes, dtype=value.dtype)
+        # Masks of both values: one that is false everywhere would hide what it masks.
+        low, high = (0, 2) if value.dtype is torch.bool else integers
+        return torch.randint(low, high, sizes, generator=generator).to(value.dtype)
     if isinstance(value, torch.SymInt):
         return _hint(value)
     return value if isinstance(value, (int, float, bool)) else None

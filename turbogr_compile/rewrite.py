@@ -11,6 +11,7 @@ from torch import fx
 
 from .context import Context
 from .errors import PassError, TurbogrError
+from .graphs import sizes_from
 from .match import Match, storage
 from .pass_base import Vocabulary
 from .pattern import is_value, trace_holes
@@ -109,6 +110,8 @@ def _inline(made: fx.GraphModule, inputs: Iterable[fx.Node], graph: fx.Graph, po
 
 def _as_seen(match: Match, old: fx.Node, new: fx.Node) -> fx.Node:
     """`new`, where the caller does not see it; else a tensor that shares memory with the inputs only as `old` did."""
+    if new in match.inputs and sizes_from(old):
+        return _inserted(torch.ops.aten.alias.default, old, new)
     if not any(user.op == "output" for user in old.users):
         return new
     shared = storage(new) in {storage(n) for n in match.inputs}
@@ -118,6 +121,10 @@ def _as_seen(match: Match, old: fx.Node, new: fx.Node) -> fx.Node:
         target = torch.ops.aten.alias.default
     else:
         return new
+    return _inserted(target, old, new)
+
+
+def _inserted(target: torch._ops.OpOverload, old: fx.Node, new: fx.Node) -> fx.Node:
     with old.graph.inserting_before(old):
         result = old.graph.create_node("call_function", target, (new,), name=target.overloadpacket.__name__)
     result.meta = {"val": old.meta["val"]}
