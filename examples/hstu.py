@@ -26,7 +26,7 @@ class HSTULayer(nn.Module):
     def forward(self, x: Tensor, valid: Tensor) -> Tensor:
         B, N, D = x.shape
         u, v, q, k = F.silu(self.uvqk(self.norm(x))).chunk(4, dim=-1)
-        q, k, v = (t.reshape(B, N, self.heads, -1).transpose(1, 2).contiguous() for t in (q, k, v))
+        q, k, v = (t.reshape(B, N, self.heads, D // self.heads).transpose(1, 2).contiguous() for t in (q, k, v))
         position = torch.arange(N, device=x.device)
         distance = position[:, None] - position[None, :] + self.bias.numel() // 2
         scores = F.silu(q @ k.transpose(-1, -2) + self.bias[distance]) / N
