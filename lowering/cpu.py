@@ -16,7 +16,8 @@ from .target import BaseTarget, Hooks, Missing
 
 aten = torch.ops.aten
 DEFAULT_PIPELINE = (
-    "remove-noops, fold-views, fold-masks, eliminate-common, simplify-masks, recognize-activations, eliminate-dead-code"
+    "remove-noops, fold-views, pack-rows, fold-masks, eliminate-common, simplify-masks, recognize-activations, "
+    "eliminate-dead-code"
 )
 
 

@@ -22,6 +22,7 @@ from .instrument import GraphRun, Instrument, Step
 from .options import Options
 from .pass_base import Pass, Phase, Role
 from .pipeline import Pipeline, Repeat
+from .prologue import RunStatistics, statistics
 from .remarks import Remark, RemarkKind
 from .rule import Rule, RuleSet, rule
 from .shapes import known
@@ -29,5 +30,6 @@ from .shapes import known
 __all__ = [
     "Context", "ExpectationError", "GraphRun", "Instrument", "OptionError", "Options", "Pass", "PassError", "Phase",
     "Pipeline", "PipelineError", "Remark", "RemarkKind", "Repeat", "Report", "Role", "Rule", "RuleError", "RuleSet",
-    "Step", "TargetError", "TurbogrError", "VerifyError", "compile", "explain", "known", "register", "replay", "rule",
+    "RunStatistics", "Step", "TargetError", "TurbogrError", "VerifyError", "compile", "explain", "known", "register",
+    "replay", "rule", "statistics",
 ]  # fmt: skip

@@ -109,8 +109,10 @@ __all__ = [
     "mutated_arguments",
     "named_symbol",
     "new_guards",
+    "new_row_count",
     "optimize",
     "outside_compilation",
+    "real_inputs",
     "run_backward",
     "set_grad_enabled",
     "shape_env_of",
@@ -375,6 +377,33 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
 def mark_added_input(node: fx.Node) -> None:
     """A placeholder that stands for nothing in the user's program."""
     node._dynamo_source = None
+
+
+def new_row_count(mode: FakeTensorMode) -> torch.SymInt:
+    """A size that only the run knows, at least one."""
+    from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
+
+    env = mode.shape_env
+    assert env is not None
+    with env.ignore_fresh_unbacked_symbols():
+        count = env.create_unbacked_symint()
+    _constrain_range_for_size(count, min=1)
+    return count
+
+
+def real_inputs(module: fx.GraphModule) -> list[Any] | None:
+    """The caller's own arguments behind the placeholders of Dynamo's graph; None where one is out of reach."""
+    found = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        argument = node.meta.get("grapharg")
+        example = getattr(argument, "example", None)
+        if example is None or isinstance(example, (FakeTensor, torch.SymInt)):
+            value = node.meta.get("example_value")
+            example = value.node.hint if isinstance(value, torch.SymInt) and value.node.has_hint() else None
+            if example is None:
+                return None
+        found.append(example)
+    return found
 
 
 # --- tracing beside a compilation --------------------------------------------------------------------

@@ -25,6 +25,7 @@ from .normal import normalize
 from .options import Options
 from .pass_base import Phase, Role
 from .remarks import Remark, RemarkKind
+from .shadow import Shadow
 from .tracing import TorchTrace
 from .verify import Verifier
 
@@ -44,7 +45,11 @@ class Compilation:
     def __init__(self, options: Options, graph_id: str) -> None:
         self.options, self.graph_id = options, graph_id
         self.target = find_target(options.target)
-        self.instruments = instruments_for(options)
+        self.shadow = Shadow(options.shadow(), options.on_error) if options.shadow() else None
+        # The shadow first: what it remarks is then there for those who record.
+        self.instruments = [*([self.shadow] if self.shadow else []), *instruments_for(options)]
+        self.stats = prologue.RunStatistics(graph_id)
+        self.examples: list[Any] | None = None
 
     @property
     def key(self) -> str:
@@ -58,16 +63,21 @@ class Compilation:
         assert self.options.codegen is not None
         self.target.require(self.options.codegen)
         try:
+            self.examples = _torch.real_inputs(module)
             captured = capture(module, inputs).module
         except CannotCapture as refusal:
             self._refused(module, refusal)
             return self._lower_refused(module, inputs)
         else:
             self._run(Phase.PRE_GRAD, Role.CAPTURED, captured, inputs)
+            self.examples = None  # a batch must not live as long as the code compiled for it
             module = captured
         added = prologue.providers(module.graph)
         inputs = [*inputs, *prologue.fake_values(module.graph)]
-        return prologue.with_prologue(self.target.lower(module, inputs, self.options.codegen, self), added)
+        original = prologue.original_of(module)
+        compiled = self.target.lower(module, inputs, self.options.codegen, self)
+        run = prologue.with_prologue(compiled, added, original, self.stats)
+        return self.shadow.watch(run, compiled, added, module, self.stats) if self.shadow else run
 
     def _lower_refused(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """A graph that neither capture nor the target can take runs as Dynamo made it."""
@@ -99,7 +109,8 @@ class Compilation:
         name = f"{self.graph_id}-{role.value}" + ("-lowering" if phase is Phase.LOWERING else "")
         words = self.target.vocabulary(phase, self.options.codegen)
         return GraphRun(
-            name, role, phase, self.options.target, self.options.plan(), self.options, module, words, inputs
+            name, role, phase, self.options.target, self.options.plan(), self.options, module, words, inputs,
+            self.examples,
         )
 
     def _refused(self, module: fx.GraphModule, refusal: CannotCapture) -> None:
@@ -115,7 +126,7 @@ class Compilation:
 
 
 def instruments_for(options: Options) -> list[Instrument]:
-    chosen: list[Instrument] = [] if options.verify == "off" else [Verifier(options.verify)]
+    chosen: list[Instrument] = [] if options.verify == "off" else [Verifier(options.level())]
     if options.dump is not None:
         chosen.append(Dump(options.dump, options))
     if TorchTrace.wanted():

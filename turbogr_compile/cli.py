@@ -101,7 +101,7 @@ def _model_arguments(command: argparse.ArgumentParser, needed: bool = True) -> N
     command.add_argument("--without", action="append", default=[], metavar="PASS", help="leave a pass out of it")
     command.add_argument("--target", help="default: cpu")
     command.add_argument("--codegen", help="code generator of the target")
-    command.add_argument("--verify", help="off, fast, strict or numeric")
+    command.add_argument("--verify", help="off, fast, strict, numeric or shadow[:calls]")
     command.add_argument("--dynamic", action="store_true", help="symbolic sizes")
     command.add_argument("--stop-after", metavar="PASS[:K]", help="stop after a pass, or after its k-th rewrite")
     command.add_argument("--no-backward", action="store_true", help="do not run the backward")

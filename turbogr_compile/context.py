@@ -65,6 +65,7 @@ class Context:
     options: Any
     graph: fx.Graph
     words: Vocabulary
+    examples: Any = None  # the caller's own inputs, where they are known at compile time; a list or None
     explaining: bool = False  # rules look for near misses only when somebody will read them
     limit: int | None = None  # at most this many rewrites (bisection)
     on_rewrite: Callable[[Rewrite], None] | None = None

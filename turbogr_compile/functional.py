@@ -182,7 +182,9 @@ def _copy(destination: torch.Tensor, source: torch.Tensor, non_blocking: bool = 
 def _autograd_settings() -> Iterator[None]:
     """Grad mode comes out as it went in; inference mode, which fake tensors do not go through, becomes `no_grad`."""
     enabled = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.set_grad_enabled(enabled):
+    # Whatever wants to see the tensors that autograd saves (checkpointing) must not see those of a trace.
+    unwatched = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+    with unwatched, torch.inference_mode(False), torch.set_grad_enabled(enabled):
         yield
 
 

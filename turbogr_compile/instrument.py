@@ -42,6 +42,7 @@ class GraphRun:
     module: fx.GraphModule
     words: Vocabulary
     inputs: Any = None  # example inputs, real ones where the phase has them
+    examples: list[Any] | None = None  # the caller's own inputs, while compiling
     steps: list[Step] = field(default_factory=list)
     remarks: list[Remark] = field(default_factory=list)
 

@@ -129,7 +129,7 @@ class Manager:
         self._seen = metadata.signatures(graph)
         context = step.context = Context(
             pass_=step.pass_, role=self.run.role, target=self.run.target, options=self.run.options, graph=graph,
-            words=self.run.words, explaining=self._explaining, limit=self._limit(step.pass_),
+            words=self.run.words, examples=self.run.examples, explaining=self._explaining, limit=self._limit(step.pass_),
             on_rewrite=lambda _: self._rewritten(step),
         )  # fmt: skip
         with suppress(RewriteLimit):

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from . import _torch
-from .prologue import providers
+from .prologue import KEY, Call, Unprovable, providers, supply
 
 SLACK = 8.0  # how much larger the error may become
 
@@ -35,7 +35,10 @@ def compare_graphs(owner: fx.GraphModule, before: fx.Graph, after: fx.Graph, inp
         return _compare_on(owner, before, after, inputs_for(before, inputs))
     except Exception:
         # Made-up integers may be out of some range; zero is a legal index into anything.
-        return _compare_on(owner, before, after, inputs_for(before, inputs, integers=(0, 1)))
+        try:
+            return _compare_on(owner, before, after, inputs_for(before, inputs, integers=(0, 1)))
+        except Unprovable as refusal:
+            return Verdict(False, f"not comparable: made-up inputs cannot take the graph: {refusal.reason}")
 
 
 def _compare_on(owner: fx.GraphModule, before: fx.Graph, after: fx.Graph, numbers: list[Any] | None) -> Verdict:
@@ -97,8 +100,9 @@ def _distance(x: torch.Tensor, exact: torch.Tensor, where: torch.Tensor) -> floa
 def evaluate(owner: fx.GraphModule, graph: fx.Graph, inputs: Sequence[Any], double: bool = False) -> list[Any]:
     """Outputs, inputs as the graph leaves them, then gradients of all of these by every input that requires one."""
     own = len(inputs)
-    module = fx.GraphModule(owner, graph)
-    inputs = [*inputs, *(_to_double(p(inputs)) if double else p(inputs) for p in providers(graph))]
+    module = fx.GraphModule(owner, _torch.copy_graph(graph))  # a graph belongs to the module made last
+    added = supply(providers(graph), Call(inputs))
+    inputs = [*inputs, *(map(_to_double, added) if double else added)]
     leaves = [x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in inputs]
     wanted = [x for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
     run = _Doubled(module) if double else fx.Interpreter(module)
@@ -139,9 +143,12 @@ def _seed(output: torch.Tensor) -> torch.Tensor:
 
 
 def inputs_for(graph: fx.Graph, inputs: Sequence[Any] | None, integers: tuple[int, int] = (1, 3)) -> list[Any] | None:
-    """Real inputs where given, else numbers made from the graph's own description of its inputs."""
+    """Real inputs where given, else numbers made from the graph's own description of its inputs.
+
+    What passes added is left to its providers.
+    """
     given = list(inputs or ())
-    values = [n.meta.get("val") for n in graph.find_nodes(op="placeholder")]
+    values = [n.meta.get("val") for n in graph.find_nodes(op="placeholder") if KEY not in n.meta]
     made = []
     generator = torch.Generator().manual_seed(0)
     for i, value in enumerate(values):

@@ -15,10 +15,12 @@ from .instrument import Instrument
 from .lowering.target import find_target
 from .pipeline import Pipeline
 
-VERIFY = ("off", "fast", "strict", "numeric")
+VERIFY = ("off", "fast", "strict", "numeric", "shadow")
+SHADOW_CALLS = 3
 ON_ERROR = ("fallback", "raise")
+PADDED_OUTPUTS = ("strict", "unspecified")
 _EXPECTED = re.compile(r"\s*(?P<relation>>=|<=|==|>|<)?\s*(?P<count>\d+)\s*$")
-_ENVIRONMENT = ("target", "codegen", "pipeline", "dump", "verify", "on_error", "stop_after")
+_ENVIRONMENT = ("target", "codegen", "pipeline", "dump", "verify", "on_error", "stop_after", "padded_outputs")
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,11 @@ class Options:
     passes: tuple[Any, ...] = ()  # passes to add to the pipeline
     without: tuple[str, ...] = ()  # passes to leave out of it
     dump: Path | None = None  # directory for pass dumps
-    verify: str = "fast"  # off, fast, strict, numeric
+    verify: str = "fast"  # off, fast, strict, numeric, shadow, 'shadow:calls'
     on_error: str = "fallback"  # when a pass fails: go on without it, or raise
     expect: Mapping[str, str | int] = dataclasses.field(default_factory=dict)  # rewrites that must happen
     instruments: tuple[Instrument, ...] = ()  # your own watchers
+    padded_outputs: str = "strict"  # or "unspecified": padded rows of returned tensors may hold anything
     stop_after: str | None = None  # 'pass' or 'pass:k': stop there, or after its k-th rewrite (bisection)
 
     @staticmethod
@@ -62,8 +65,9 @@ class Options:
     def __post_init__(self) -> None:
         target = find_target(self.target)
         self._set("codegen", target.check_codegen(self.codegen))
-        _one_of("verify", self.verify, VERIFY)
+        _one_of("verify", "shadow" if self.shadow() else self.verify, VERIFY)
         _one_of("on_error", self.on_error, ON_ERROR)
+        _one_of("padded_outputs", self.padded_outputs, PADDED_OUTPUTS)
         pipeline = Pipeline.default(self.target) if self.pipeline is None else Pipeline.of(self.pipeline)
         extra = (self.passes,) if isinstance(self.passes, str) else tuple(self.passes)
         left_out = (self.without,) if isinstance(self.without, str) else tuple(self.without)
@@ -90,6 +94,23 @@ class Options:
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
+
+    def level(self) -> str:
+        """What the verifier checks after each pass; a shadow comes on top of 'fast'."""
+        return "fast" if self.shadow() else self.verify
+
+    def shadow(self) -> int:
+        """How many calls of each compiled graph to compare with the captured one."""
+        name, colon, calls = str(self.verify).partition(":")
+        if name != "shadow":
+            return 0
+        if not colon:
+            return SHADOW_CALLS
+        if not calls.isdecimal() or int(calls) < 1:
+            raise OptionError(
+                f"option 'verify' takes 'shadow' or 'shadow:calls' with at least 1 call to compare, got {self.verify!r}"
+            )
+        return int(calls)
 
     def stop(self) -> tuple[str, int | None]:
         """Pass to stop after, and the number of rewrites it may do; ('', None) to run them all."""

@@ -1,24 +1,66 @@
 """Inputs that passes add to a graph, computed outside of it before every call.
 
 What depends only on other inputs (row indices, offsets) or on nothing (folded constants) need not be part of the
-compiled graph; a pass appends a placeholder and says how to provide its value at run time.
+compiled graph; a pass appends a placeholder and says how to provide its value at run time. A provider may find that a
+batch cannot take the rewritten graph (no valid row, a mask of another shape than it seemed): it raises `Unprovable`,
+and this batch runs the graph that the pass kept with `keep_original`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
-from ._torch import mark_added_input
+from . import _torch
+from .errors import TurbogrError
+from .remarks import warn
 
 KEY = "turbogr_provider"
-Provider = Callable[[Sequence[Any]], Any]
+ORIGINAL = "turbogr_original"
+_UNSET = object()
+
+
+class Call:
+    """One call of a compiled graph, as its providers see it."""
+
+    __slots__ = ("_made", "inputs")
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self.inputs = inputs  # of the graph as it was captured
+        self._made: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` returns, made once per call: providers share work under a key."""
+        made = self._made.get(key, _UNSET)
+        if made is _UNSET:
+            made = self._made[key] = make()
+        return made
+
+
+Provider = Callable[[Call], Any]
+
+
+class Unprovable(Exception):
+    """Raised by a provider: this batch cannot take the rewritten graph. `line` is the user's, where there is one.
+
+    Batches are counted by `reason`, and each reason is said once: leave numbers of the batch out of it.
+    """
+
+    def __init__(self, reason: str, line: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.line = reason, line
+
+
+# --- for passes --------------------------------------------------------------------------------------
 
 
 def add_input(graph: fx.Graph, name: str, fake: Any, provide: Provider) -> fx.Node:
-    """Append a placeholder; `provide` gets the graph's original inputs and returns the value at run time."""
+    """Append a placeholder; `provide` gets the call and returns the placeholder's value, without gradient."""
     last = graph.find_nodes(op="placeholder")
     at = graph.inserting_after(last[-1]) if last else graph.inserting_before(next(iter(graph.nodes)))
     with at:
@@ -26,8 +68,25 @@ def add_input(graph: fx.Graph, name: str, fake: Any, provide: Provider) -> fx.No
     node.target = node.name  # fx makes names unique, not targets, and generated code uses those
     node.meta["val"] = fake
     node.meta[KEY] = provide
-    mark_added_input(node)
+    _torch.mark_added_input(node)
     return node
+
+
+def keep_original(graph: fx.Graph) -> None:
+    """Keep the graph as it is now for batches that a provider refuses; call before the first rewrite that needs it."""
+    owner = graph.owning_module
+    assert owner is not None
+    if ORIGINAL not in owner.meta:
+        owner.meta[ORIGINAL] = _torch.copy_graph(graph)
+
+
+def original_of(module: fx.GraphModule) -> fx.GraphModule | None:
+    """What `keep_original` kept, or None."""
+    kept = module.meta.get(ORIGINAL)
+    return fx.GraphModule(module, kept) if kept is not None else None
+
+
+# --- for the backend ---------------------------------------------------------------------------------
 
 
 def providers(graph: fx.Graph) -> list[Provider]:
@@ -39,12 +98,80 @@ def fake_values(graph: fx.Graph) -> list[Any]:
     return [n.meta["val"] for n in graph.find_nodes(op="placeholder") if KEY in n.meta]
 
 
-def with_prologue(compiled: Callable[..., Any], provide: list[Provider]) -> Callable[..., Any]:
-    """The compiled graph as a function of its original inputs."""
+def supply(provide: Sequence[Provider], call: Call) -> list[Any]:
+    """Values of the appended inputs for this call."""
+    with torch.no_grad():
+        return [p(call) for p in provide]
+
+
+class RunStatistics:
+    """How the calls of one compiled graph went."""
+
+    def __init__(self, graph: str) -> None:
+        self.graph = graph  # '0.0': Dynamo's frame and compilation
+        self.calls = 0
+        self.fallbacks: Counter[str] = Counter()  # calls that ran an unrewritten graph, by reason
+        self.compared = 0  # calls that were compared with the captured graph
+        _ALIVE.add(self)
+
+    def __repr__(self) -> str:
+        fell = "".join(f"; {count} fell back: {reason}" for reason, count in self.fallbacks.items())
+        return f"graph {self.graph}: {self.calls} calls, {self.compared} compared{fell}"
+
+
+# Compiled code owns its statistics; Dynamo drops both together.
+_ALIVE: weakref.WeakSet[RunStatistics] = weakref.WeakSet()
+
+
+def statistics() -> list[RunStatistics]:
+    """Of every compiled graph that decides something at run time, was called and is alive."""
+    return sorted((s for s in _ALIVE if s.calls), key=lambda s: [(len(part), part) for part in s.graph.split(".")])
+
+
+def with_prologue(
+    compiled: Callable[..., Any], provide: Sequence[Provider], original: fx.GraphModule | None, stats: RunStatistics
+) -> Callable[..., Any]:
+    """The compiled graph as a function of its original inputs; `original` runs the batches that a provider refuses."""
     if not provide:
         return compiled
+    fall_back = _unrewritten(original, stats)
 
     def run(*inputs: Any) -> Any:
-        return compiled(*inputs, *[p(inputs) for p in provide])
+        stats.calls += 1
+        call = Call(inputs)
+        try:
+            added = supply(provide, call)
+        except Unprovable as refusal:
+            why = refusal.reason, refusal.line
+        else:
+            del call  # what providers shared need not live as long as the step
+            return compiled(*inputs, *added)
+        return fall_back(call, *why)
 
     return run
+
+
+def _unrewritten(original: fx.GraphModule | None, stats: RunStatistics) -> Callable[[Call, str, str], Any]:
+    if original is None:
+        return _refused_without_original
+    provide, forward = providers(original.graph), original.forward
+
+    def run(call: Call, reason: str, line: str) -> Any:
+        if reason not in stats.fallbacks:
+            where = f"\n  {line}" if line else ""
+            warn(
+                f"a batch cannot take the rewritten graph {stats.graph}: {reason}{where}\n"
+                "  batches like this one run the graph as it was before, op by op; turbogr_compile.statistics() "
+                "counts them"
+            )
+        stats.fallbacks[reason] += 1
+        return forward(*call.inputs, *supply(provide, call))
+
+    return run
+
+
+def _refused_without_original(call: Call, reason: str, line: str) -> Any:
+    raise TurbogrError(
+        f"a batch cannot take the rewritten graph: {reason}{f' ({line})' if line else ''}, and the pass that added "
+        "the check kept no other; it must call keep_original(graph) before its first rewrite"
+    )

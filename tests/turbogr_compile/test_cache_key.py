@@ -38,7 +38,7 @@ def test_key_depends_on(options):
 
 @pytest.mark.parametrize(
     "options",
-    [{"dump": "somewhere"}, {"verify": "strict"}, {"on_error": "raise"}, {"expect": {"fold-masks": ">=0"}},
+    [{"dump": "somewhere"}, {"verify": "strict"}, {"verify": "shadow:3"}, {"on_error": "raise"}, {"expect": {"fold-masks": ">=0"}},
      {"instruments": [Instrument()]}],
     ids=str,
 )  # fmt: skip

@@ -17,6 +17,12 @@ from turbogr_compile.options import Options
         ({"target": "cpuu"}, "no target is named 'cpuu' .did you mean 'cpu'"),
         ({"codegen": "inducter"}, "no code generator 'inducter' .did you mean 'inductor'"),
         ({"verify": "strickt"}, "did you mean 'strict'"),
+        ({"verify": "shadow:x"}, "'shadow:calls' with at least 1 call to compare, got 'shadow:x'"),
+        ({"verify": "shadow:0"}, "at least 1 call to compare, got 'shadow:0'"),
+        ({"verify": "shadow:-1"}, "at least 1 call to compare, got 'shadow:-1'"),
+        ({"verify": "shadow:"}, "at least 1 call to compare"),
+        ({"verify": "shadwo:3"}, "did you mean 'shadow'"),
+        ({"verify": "strict:3"}, "takes off, fast, strict, numeric, shadow; got 'strict:3'"),
         ({"on_error": "explode"}, "takes fallback, raise"),
         ({"expect": {"remove-nops": 1}}, "did you mean 'remove-noops'"),
         ({"expect": {"remove-noops": "many"}}, "takes a number"),
@@ -40,6 +46,15 @@ def test_environment_fills_what_options_leave_open():
     assert Options.read({}, environment).dump == Path("somewhere")
     assert Options.read({}, environment).verify == "strict"
     assert Options.read({"verify": "off"}, environment).verify == "off"
+
+
+@pytest.mark.parametrize(
+    ("verify", "level", "calls"),
+    [("off", "off", 0), ("numeric", "numeric", 0), ("shadow", "fast", 3), ("shadow:12", "fast", 12)],
+)
+def test_a_shadow_comes_on_top_of_fast_verification(verify, level, calls):
+    options = Options.read({}, {"TURBOGR_VERIFY": verify})
+    assert (options.level(), options.shadow()) == (level, calls)
 
 
 def test_passes_and_without_edit_the_default_pipeline():

@@ -1,0 +1,267 @@
+"""Row indices for a batch, computed outside of the compiled graph.
+
+A program holds what the packed graph asks of a batch: row sets, and tensors made from them (rows, columns, offsets,
+maps from one set to another). It evaluates the few nodes of the captured graph that sets mention, checks what the
+compiler speculated on, and refuses batches that the packed graph would get wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from ...prologue import Call, Unprovable
+from .attention import Attention
+from .axes import Axis, Typing
+from .meaning import Speculation
+from .ops import Size
+from .sets import Batch, Terms, within_band
+from .spaces import Space
+
+Recipe = Callable[["Rows"], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class RowSet:
+    """Rows of a space: a union of terms, or all of them."""
+
+    number: int
+    space: Space
+    terms: Terms | None
+
+    def __str__(self) -> str:
+        return "all rows" if self.terms is None else " | ".join(sorted(map(str, self.terms)))
+
+
+@dataclass
+class Rows:
+    """The row sets of one batch."""
+
+    batch: Batch
+    _rows: dict[RowSet, torch.Tensor] = field(default_factory=dict)
+    _places: dict[RowSet, torch.Tensor] = field(default_factory=dict)
+
+    def mask(self, chosen: RowSet) -> torch.Tensor:
+        if chosen.terms is None:
+            return torch.ones(self.batch.extent(chosen.space), dtype=torch.bool)
+        return self.batch.union(chosen.terms)
+
+    def rows(self, chosen: RowSet) -> torch.Tensor:
+        """Flat row numbers, sequence by sequence."""
+        if chosen not in self._rows:
+            self._rows[chosen] = self.mask(chosen).flatten().nonzero().squeeze(1)
+        return self._rows[chosen]
+
+    def columns(self, chosen: RowSet) -> torch.Tensor:
+        return self.rows(chosen) % self.batch.extent(chosen.space)[1]
+
+    def sequences(self, chosen: RowSet) -> torch.Tensor:
+        return self.rows(chosen) // self.batch.extent(chosen.space)[1]
+
+    def offsets(self, chosen: RowSet) -> torch.Tensor:
+        count = self.mask(chosen).sum(1).cumsum(0)
+        return torch.cat([count.new_zeros(1), count])
+
+    def places(self, chosen: RowSet) -> torch.Tensor:
+        """Where each row of the space is in the set; -1 where it is not."""
+        if chosen not in self._places:
+            total, columns = self.batch.extent(chosen.space)
+            rows = self.rows(chosen)
+            out = rows.new_full((total * columns,), -1)
+            out[rows] = torch.arange(len(rows))
+            self._places[chosen] = out
+        return self._places[chosen]
+
+    def found(self, chosen: RowSet, rows: torch.Tensor) -> torch.Tensor:
+        """Places of given rows, which must all be in the set."""
+        out = rows if chosen.terms is None else self.places(chosen)[rows]
+        if bool((out < 0).any()):
+            raise Unprovable("a row that is read is not among the rows that were kept")
+        return out
+
+
+@dataclass(frozen=True)
+class SeesKey:
+    """Every demanded query of a softmax must see a key: eager averages over pads otherwise."""
+
+    attention: Attention
+    queries: RowSet
+    keys: RowSet
+    roles: tuple[str, ...]  # of its masks
+    line: str
+
+    __hash__ = object.__hash__
+
+    def check(self, rows: Rows) -> None:
+        a, batch = self.attention, rows.batch
+        visible = rows.mask(self.keys)
+        for predicate in a.predicates:
+            visible = visible & batch.holds(predicate, a.keys)
+        wanted = rows.mask(self.queries)
+        if a.masks:
+            pairs = visible[:, None, None, :]
+            for mask, roles in zip(a.masks, self.roles, strict=True):
+                shown = batch.pairs(mask.node, roles)
+                pairs = pairs & (shown if mask.keeps == "true" else ~shown if mask.keeps == "false" else shown > -5e3)
+            seen = pairs.any(3).all(1).expand(wanted.shape)
+        elif a.self_attention and a.bounded:
+            seen = within_band(visible, -a.most, -a.least)
+        else:
+            seen = visible.any(1, keepdim=True).expand(wanted.shape)
+        if bool((wanted & ~seen).any()):
+            raise Unprovable("a query that matters sees no valid key, and eager averages over pads", self.line)
+
+
+@dataclass
+class Program:
+    """Everything the prologue does for one graph."""
+
+    nodes: fx.GraphModule  # computes the nodes that sets mention
+    order: list[fx.Node]  # those nodes, as the analysis knows them
+    typing: Typing
+    symbols: dict[sympy.Symbol, tuple[int, int | None]]  # where a symbolic size is read: input, dim
+    recipes: dict[str, Recipe]
+    checks: list[SeesKey]
+    speculations: list[Speculation]
+    sets: list[RowSet]
+    entries: list[tuple[int, str]]  # padded floating-point inputs, which must be finite
+    last_fill: list[tuple[int, int]] = field(default_factory=list)
+
+    def provider(self, name: str) -> Callable[[Call], torch.Tensor]:
+        return lambda call: call.once(self, lambda: self.run(call.inputs))[name]
+
+    __hash__ = object.__hash__
+
+    def batch(self, inputs: Sequence[Any]) -> Batch:
+        return batch_of(self.typing, dict(zip(self.order, self.nodes(*inputs), strict=True)), self.symbols, inputs)
+
+    def run(self, inputs: Sequence[Any]) -> Mapping[str, torch.Tensor]:
+        with torch.no_grad():
+            batch = self.batch(inputs)
+            for speculation in self.speculations:
+                verify(speculation, batch.values[speculation.node])
+            for index, name in self.entries:
+                if not bool(torch.isfinite(inputs[index]).all()):
+                    raise Unprovable(f"%{name} holds values that are not finite, which pads may spread")
+            rows = Rows(batch)
+            self.last_fill = []
+            for chosen in self.sets:
+                kept = len(rows.rows(chosen))
+                total, columns = batch.extent(chosen.space)
+                if kept == 0:
+                    raise Unprovable("no row of this batch matters")
+                self.last_fill.append((kept, total * columns))
+            for check in self.checks:
+                check.check(rows)
+            return {name: recipe(rows) for name, recipe in self.recipes.items()}
+
+
+def verify(speculation: Speculation, value: torch.Tensor) -> None:
+    """Is what was seen at compile time still so?"""
+    if speculation.kind == "binary":
+        if not bool(((value == 0) | (value == 1)).all()):
+            raise Unprovable(f"%{speculation.node} no longer holds only 0 and 1")
+    elif value is not speculation.seen and not torch.equal(value, speculation.seen):
+        raise Unprovable(f"%{speculation.node} no longer holds what it held when this was compiled")
+
+
+def batch_of(
+    typing: Typing, values: Mapping[fx.Node, torch.Tensor], symbols: Mapping[sympy.Symbol, Any], inputs: Sequence[Any]
+) -> Batch:
+    known: dict[Any, int] = {}
+
+    def number(value: Size) -> int:
+        if isinstance(value, int):
+            return value
+        if not known:
+            for symbol, (index, dim) in symbols.items():
+                known[symbol] = int(inputs[index] if dim is None else inputs[index].shape[dim])
+        return int(value.subs(known))
+
+    return Batch(values, typing.atoms, number, typing.axes.size)
+
+
+def size_symbols(placeholders: Sequence[fx.Node]) -> dict[sympy.Symbol, tuple[int, int | None]]:
+    """Inputs from which symbolic sizes can be read."""
+    found: dict[sympy.Symbol, tuple[int, int | None]] = {}
+    for index, node in enumerate(placeholders):
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
+            found.setdefault(value.node.expr, (index, None))
+        if isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                    found.setdefault(size.node.expr, (index, dim))
+    return found
+
+
+class Examples:
+    """Values of untainted nodes on the inputs seen at compile time."""
+
+    def __init__(self, graph: fx.Graph, inputs: Sequence[Any] | None) -> None:
+        placeholders = graph.find_nodes(op="placeholder")
+        self.known = inputs is not None
+        self._values: dict[fx.Node, Any] = dict(zip(placeholders, inputs or [], strict=False))
+        self.inputs = inputs
+
+    def __call__(self, node: fx.Node) -> torch.Tensor | None:
+        if not self.known:
+            return None
+        try:
+            with torch.no_grad():
+                return self._value(node)
+        except Exception:
+            return None  # an op that does not run on these inputs: nothing is known
+
+    def _value(self, node: fx.Node) -> Any:
+        todo = [node]
+        while todo:
+            at = todo[-1]
+            if at in self._values:
+                todo.pop()
+                continue
+            waiting = [n for n in at.all_input_nodes if n not in self._values]
+            if waiting:
+                todo += waiting
+                continue
+            self._values[at] = self._run(at)
+            todo.pop()
+        return self._values[node]
+
+    def _run(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            return getattr(node.graph.owning_module, str(node.target))
+        assert node.op == "call_function" and callable(node.target)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])  # type: ignore[misc]
+        return node.target(*args, **kwargs)
+
+
+def subgraph(graph: fx.Graph, wanted: Sequence[fx.Node]) -> fx.GraphModule:
+    """A module that computes some nodes of a graph from its inputs."""
+    live: set[fx.Node] = set()
+    todo = list(wanted)
+    while todo:
+        node = todo.pop()
+        if node not in live:
+            live.add(node)
+            todo += node.all_input_nodes
+    new = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder" or node in live:
+            copies[node] = new.node_copy(node, lambda n: copies[n])
+    new.output(tuple(copies[n] for n in wanted))
+    owner = graph.owning_module
+    assert owner is not None
+    module = fx.GraphModule(owner, new)
+    module.graph.set_codegen(fx.graph.CodeGen())
+    module.recompile()
+    return module
+
+
+__all__ = ["Axis", "Examples", "Program", "RowSet", "Rows", "SeesKey", "batch_of", "size_symbols", "subgraph"]

@@ -1,0 +1,210 @@
+"""Sets of rows as expressions, evaluated on each batch.
+
+The compiler proves nothing about padding. It derives, for every value, an expression for the rows that can matter, and
+the prologue evaluates it: left or right padding, holes, masks that differ by a row need no case of their own, and a set
+that is larger than necessary is only slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...prologue import Unprovable
+from .axes import Axis
+from .meaning import Predicate, Within
+from .ops import Size
+from .spaces import Relation, Space
+
+UNBOUNDED = 1 << 40
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Rows where all predicates hold."""
+
+    space: Space
+    predicates: frozenset[Predicate | Within]
+
+    def __str__(self) -> str:
+        return " and ".join(sorted(map(str, self.predicates)))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Rows at a distance between `least` and `most` before a row of another set: the keys of its queries."""
+
+    of: Term
+    least: int
+    most: int
+
+    @property
+    def space(self) -> Space:
+        return self.of.space
+
+    def __str__(self) -> str:
+        return f"rows up to ({self.of})" if self.most >= UNBOUNDED and self.least <= 0 else (
+            f"rows {self.least}..{self.most} before ({self.of})"
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Read:
+    """Rows that rows of another set, or all rows there are, read through a relation."""
+
+    relation: Relation
+    of: Term | None = None
+
+    @property
+    def space(self) -> Space:
+        return self.relation.into
+
+    def __str__(self) -> str:
+        return f"{self.relation}" + (f" of ({self.of})" if self.of is not None else "")
+
+
+@dataclass(frozen=True)
+class SeenThrough:
+    """Keys that a mask of pairs shows to the queries of another set (or to all queries there are)."""
+
+    space: Space
+    mask: fx.Node
+    roles: str  # of the mask's dims: s(equence), h(ead), q(uery), k(ey), 1
+    queries: Space
+    of: Term | None
+
+    def __str__(self) -> str:
+        return f"keys that %{self.mask} shows" + (f" to ({self.of})" if self.of is not None else "")
+
+
+Term = Holding | Seen | Read | SeenThrough
+Terms = frozenset[Term]
+
+
+def seen(term: Term, least: Any, most: Any) -> Term:
+    """Keys of the queries in `term`; what a stack of layers sees collapses where that is exact or larger."""
+    least = min(int(least), 0)
+    most = int(most)
+    if isinstance(term, Seen):
+        return Seen(term.of, term.least + least, min(term.most + most, UNBOUNDED))
+    return Seen(term, least, min(most, UNBOUNDED))
+
+
+@dataclass
+class Batch:
+    """One batch: values of the nodes that sets mention, sizes, and what has been evaluated so far."""
+
+    values: Mapping[fx.Node, torch.Tensor]
+    atoms: Callable[[fx.Node], list[list[Axis]]]
+    number: Callable[[Size], int]
+    axis_size: Callable[[Axis], Size]
+
+    def __post_init__(self) -> None:
+        self._masks: dict[Any, torch.Tensor] = {}
+
+    def refuse(self, reason: str) -> None:
+        raise Unprovable(reason)
+
+    def size(self, axis: Axis) -> int:
+        return self.number(self.axis_size(axis))
+
+    def extent(self, space: Space) -> tuple[int, int]:
+        """Number of sequences, and of columns."""
+        rows = columns = 1
+        for axis in space.sequence:
+            rows *= self.size(axis)
+        for axis in space.column:
+            columns *= self.size(axis)
+        return rows, columns
+
+    def coordinates(self, space: Space) -> dict[Axis, torch.Tensor]:
+        """Index along each axis, for every row of the space."""
+        sizes = [self.size(a) for a in space.axes]
+        total = 1
+        for s in sizes:
+            total *= s
+        left = torch.arange(total)
+        out = {}
+        for axis, s in zip(reversed(space.axes), reversed(sizes), strict=True):
+            out[axis] = left % s
+            left = left // s
+        return out
+
+    def laid_out(self, node: fx.Node, value: torch.Tensor, space: Space) -> torch.Tensor:
+        """A value over some of the space's axes, as (sequences, columns)."""
+        flat = [a for d in self.atoms(node) for a in d]
+        if not set(flat) <= set(space.axes) or len(set(flat)) != len(flat):
+            raise AssertionError(f"%{node} does not lie in the row space")
+        order = [a for a in space.axes if a in flat]
+        value = value.reshape([self.size(a) for a in flat]).permute([flat.index(a) for a in order])
+        value = value.reshape([self.size(a) if a in flat else 1 for a in space.axes])
+        return value.expand([self.size(a) for a in space.axes]).reshape(self.extent(space))
+
+    def holds(self, predicate: Predicate | Within, space: Space) -> torch.Tensor:
+        value = self.values[predicate.node]
+        if isinstance(predicate, Within):
+            rows, columns = self.extent(space)
+            lengths = value.diff()
+            if lengths.numel() != rows or bool(((lengths < 0) | (lengths > columns)).any()) or int(value[0]) != 0:
+                self.refuse(f"%{predicate.node} does not hold offsets of sequences of at most {columns} rows")
+            return torch.arange(columns) < lengths[:, None]
+        mask = value == predicate.value
+        return self.laid_out(predicate.node, mask if predicate.equal else ~mask, space)
+
+    def mask(self, term: Term) -> torch.Tensor:
+        if term not in self._masks:
+            self._masks[term] = self._evaluate(term)
+        return self._masks[term]
+
+    def union(self, terms: Terms) -> torch.Tensor:
+        out: torch.Tensor | None = None
+        for term in terms:
+            out = self.mask(term) if out is None else out | self.mask(term)
+        assert out is not None
+        return out
+
+    def _evaluate(self, term: Term) -> torch.Tensor:
+        if isinstance(term, Holding):
+            out = torch.ones(self.extent(term.space), dtype=torch.bool)
+            for predicate in term.predicates:
+                out = out & self.holds(predicate, term.space)
+            return out
+        if isinstance(term, Seen):
+            return within_band(self.mask(term.of), term.least, term.most)
+        if isinstance(term, Read):
+            index = term.relation.index(self)
+            index = index if term.of is None else index[self.mask(term.of).flatten()]
+            out = torch.zeros(self.extent(term.space), dtype=torch.bool)
+            out.view(-1)[index[index >= 0]] = True
+            return out
+        return self._shown(term)
+
+    def _shown(self, term: SeenThrough) -> torch.Tensor:
+        pairs = self.pairs(term.mask, term.roles)
+        if term.of is not None:
+            pairs = pairs & self.mask(term.of)[:, None, :, None]
+        rows, columns = self.extent(term.space)
+        return pairs.any(2).any(1).expand(rows, columns)
+
+    def pairs(self, mask: fx.Node, roles: str) -> torch.Tensor:
+        """A mask of pairs as (sequences, heads, queries, keys), size 1 where it does not vary."""
+        value = self.values[mask]
+        for role in "shqk":
+            if role not in roles:
+                value, roles = value.unsqueeze(0), role + roles
+        return value.permute([roles.index(r) for r in "shqk"] + [i for i, r in enumerate(roles) if r == "1"]).reshape(
+            [value.shape[roles.index(r)] for r in "shqk"]
+        )
+
+
+def within_band(queries: torch.Tensor, least: int, most: int) -> torch.Tensor:
+    """Keys j for which some query i has least <= i - j <= most."""
+    columns = queries.shape[1]
+    count = torch.nn.functional.pad(queries.long().cumsum(1), (1, 0))
+    j = torch.arange(columns)
+    first, last = (j + least).clamp(0, columns), (j + min(most, columns) + 1).clamp(0, columns)
+    return count[:, last] > count[:, first]

@@ -1,0 +1,151 @@
+"""Row spaces, and how the rows of two spaces relate.
+
+A row space is a pair of axis groups, sequences and columns, that the rows of padded values run over. A relation says,
+for each row of one space, which row of another it reads; `index` answers for a batch, -1 meaning none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import fx
+
+from .axes import Axis
+from .ops import Size
+
+if TYPE_CHECKING:
+    from .sets import Batch
+
+
+@dataclass(frozen=True)
+class Space:
+    sequence: tuple[Axis, ...]
+    column: tuple[Axis, ...] = ()
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        return self.sequence + self.column
+
+    def includes(self, other: Space) -> bool:
+        return set(other.axes) <= set(self.axes)
+
+
+@dataclass(frozen=True)
+class Projected:
+    """The row of a coarser space that a row belongs to."""
+
+    out: Space
+    into: Space
+
+    def index(self, batch: Batch) -> torch.Tensor:
+        at = batch.coordinates(self.out)
+        flat = torch.zeros_like(next(iter(at.values())))
+        for axis in self.into.axes:
+            flat = flat * batch.size(axis) + at[axis]
+        return flat
+
+    def __str__(self) -> str:
+        return "the row it belongs to"
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Column c reads column start + step * c; beyond the ends nothing, or around the corner."""
+
+    out: Space
+    into: Space
+    start: Size
+    step: int = 1
+    wraps: bool = False
+
+    def index(self, batch: Batch) -> torch.Tensor:
+        rows, columns = batch.extent(self.out)
+        there = batch.extent(self.into)[1]
+        column = torch.arange(columns) * self.step + batch.number(self.start)
+        column = column % there if self.wraps else column.where((column >= 0) & (column < there), -1)
+        flat = torch.arange(rows)[:, None] * there + column
+        return flat.where(column >= 0, -1).flatten()
+
+    def __str__(self) -> str:
+        if self.step == 1:
+            return f"column + {self.start}" + (" around" if self.wraps else "")
+        return f"{self.start} + {self.step} * column"
+
+
+@dataclass(frozen=True)
+class At:
+    """Every row reads one fixed column of its sequence."""
+
+    out: Space
+    into: Space
+    column: Size
+
+    def index(self, batch: Batch) -> torch.Tensor:
+        rows, columns = batch.extent(self.into)
+        at = batch.number(self.column)
+        return torch.arange(rows) * columns + at % columns
+
+    def __str__(self) -> str:
+        return f"column {self.column}"
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Rows read the columns that an index tensor names."""
+
+    out: Space
+    into: Space
+    column: fx.Node
+
+    def index(self, batch: Batch) -> torch.Tensor:
+        rows, columns = batch.extent(self.into)
+        chosen = batch.laid_out(self.column, batch.values[self.column], self.out).flatten().long()
+        chosen = chosen + columns * (chosen < 0)
+        if bool(((chosen < 0) | (chosen >= columns)).any()):
+            batch.refuse(f"%{self.column} names a column that does not exist")
+        return Projected(self.out, Space(self.into.sequence)).index(batch) * columns + chosen
+
+    def __str__(self) -> str:
+        return f"column %{self.column}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows at one index along an axis read the row of a coarser space they belong to; the others nothing."""
+
+    out: Space
+    into: Space
+    axis: Axis
+    at: int
+
+    def index(self, batch: Batch) -> torch.Tensor:
+        return Projected(self.out, self.into).index(batch).where(batch.coordinates(self.out)[self.axis] == self.at, -1)
+
+    def __str__(self) -> str:
+        return f"the row it belongs to, for part {self.at}"
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Rows of a coarser space read the row of a finer one at a fixed index along an axis."""
+
+    out: Space
+    into: Space
+    axis: Axis
+    at: int
+
+    def index(self, batch: Batch) -> torch.Tensor:
+        here = batch.coordinates(self.out)
+        flat = torch.zeros_like(next(iter(here.values())))
+        for axis in self.into.axes:
+            size = batch.size(axis)
+            flat = flat * size + (here[axis] if axis != self.axis else self.at % size)
+        return flat
+
+    def __str__(self) -> str:
+        return f"part {self.at}"
+
+
+Relation = Projected | Moved | At | Taken | Part | Fixed

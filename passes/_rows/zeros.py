@@ -1,0 +1,164 @@
+"""What pads contain: for each value, predicates outside of which it is exactly zero.
+
+A value that is zero outside of some rows need not be computed there: scattering those rows into zeros is the value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from ...graphs import tensor
+from .axes import REDUCTIONS, Typing
+from .meaning import Band, Holds, Meanings, Predicate, Within
+from .ops import COPIES, VIEWS, arg, is_tensor, op, tensors
+
+Support = frozenset[Predicate | Within]
+NOWHERE_KNOWN: Support = frozenset()
+
+# f(0) == 0
+_KEEPS_ZERO = {
+    "neg", "relu", "silu", "gelu", "tanh", "abs", "erf", "dropout", "_to_copy", "to", "square", "sin", "sinh", "asinh",
+    "leaky_relu", "elu", "softsign", "sign", "sgn", "trunc", "round", "floor", "ceil", "mish", "hardswish", "selu",
+    "expm1", "log1p", "nan_to_num", "relu6", "celu",
+}  # fmt: skip
+_LINEAR_IN_ROWS = {"select", "slice", "narrow", "index_select", *VIEWS, *COPIES, *REDUCTIONS} - {"any", "all", "prod", "argmax",
+    "argmin", "logsumexp", "std", "var"}  # fmt: skip
+
+
+class Zeros:
+    def __init__(self, graph: fx.Graph, typing: Typing, meanings: Meanings) -> None:
+        self.typing, self.meanings = typing, meanings
+        self._support: dict[fx.Node, Support] = {}
+        for node in graph.nodes:
+            if is_tensor(node):
+                found = self._rule(node)
+                flat = set(typing.flat(node))
+                self._support[node] = frozenset(p for p in found if self._axes(p, node) <= flat)
+
+    def support(self, node: Any) -> Support:
+        """Predicates that all hold wherever the value is not zero."""
+        return self._support.get(node, NOWHERE_KNOWN)
+
+    def declare(self, node: fx.Node, support: Support) -> None:
+        """Said by who knows more about an op than its operands tell."""
+        self._support[node] = self.support(node) | support
+
+    def _axes(self, predicate: Predicate | Within, node: fx.Node) -> set[int]:
+        if isinstance(predicate, Within):
+            sequence, column, _ = self.typing.jagged[predicate.node]
+            return {*self.typing.axes.atoms(sequence), *self.typing.axes.atoms(column)}
+        return set(self.typing.flat(predicate.node))
+
+    def factor(self, node: Any) -> Support:
+        """Predicates outside of which a factor is zero."""
+        found = self.support(node)
+        if not is_tensor(node) or node in self.meanings.tainted:
+            return found
+        two = self.meanings.two(node)
+        kept = two.with_yes(lambda yes, no: no == 0) if two is not None else None
+        if kept is not None:
+            return found | {k.predicate for k in kept.literals if isinstance(k, Holds)}
+        weight = self.weight(node) if two is None else None
+        return found | {Predicate(weight, 0, False)} if weight is not None else found
+
+    def weight(self, node: Any) -> fx.Node | None:
+        """The data behind a factor that may be zero on whole rows: an input, or integers made from inputs."""
+        if not is_tensor(node) or not self.meanings.describes_rows(node):
+            return None
+        root = self.meanings.root(node)
+        while op(root) in ("_to_copy", "to") and is_tensor(root.args[0]):
+            root = self.meanings.root(root.args[0])  # type: ignore[arg-type]
+        value = tensor(root)
+        assert value is not None
+        return root if root.op == "placeholder" or not value.dtype.is_floating_point else None
+
+    def _rule(self, n: fx.Node) -> Support:
+        name = op(n)
+        if not name:
+            return NOWHERE_KNOWN
+        if name in ("mul", "multiply"):
+            return self.factor(n.args[0]) | self.factor(n.args[1])
+        if name in ("div", "true_divide"):
+            return self.support(n.args[0]) if self._never_zero(n.args[1]) else NOWHERE_KNOWN
+        if name in ("add", "sub") and all(is_tensor(a) for a in n.args[:2]):
+            return self.support(n.args[0]) & self.support(n.args[1])
+        if name == "pow":
+            return self.support(n.args[0]) if isinstance(n.args[1], (int, float)) and n.args[1] > 0 else NOWHERE_KNOWN
+        if name in ("clamp", "clip"):
+            low, high = arg(n, "min"), arg(n, "max")
+            through = all(b is None or isinstance(b, (int, float)) for b in (low, high))
+            inside = through and (low is None or low <= 0) and (high is None or high >= 0)
+            return self.support(n.args[0]) if inside else NOWHERE_KNOWN
+        if name in ("where", "masked_fill"):
+            return self._filled(n)
+        if name in ("linear", "matmul", "mm"):
+            bare = name != "linear" or len(n.args) < 3 or n.args[2] is None
+            return self.support(n.args[0]) if bare else NOWHERE_KNOWN
+        if name in ("cat", "stack", "concat"):
+            parts: Any = n.args[0]
+            return frozenset.intersection(*[self.support(p) for p in parts])
+        if name == "fbgemm::jagged_to_padded_dense":
+            return frozenset([Within(self.typing.offsets(arg(n, "offsets")[0]))]) if not arg(n, "padding_value") else NOWHERE_KNOWN
+        if name == "getitem":
+            source = n.args[0]
+            return self.support(tensors(source)[0]) if op(source) in _SPLITS else NOWHERE_KNOWN  # type: ignore[arg-type]
+        return self.support(n.args[0]) if name in _KEEPS_ZERO or name in _LINEAR_IN_ROWS else NOWHERE_KNOWN
+
+    def _filled(self, n: fx.Node) -> Support:
+        """where(mask, x, 0), masked_fill(x, mask, 0)."""
+        if op(n) == "where":
+            mask, value, other = n.args[:3]
+            wanted = True
+            if self.meanings.constant(value) == 0:
+                value, other, wanted = other, value, False
+        else:
+            value, mask, other = n.args[:3]
+            wanted = False
+        if self.meanings.constant(other) != 0:
+            return NOWHERE_KNOWN
+        two = self.meanings.two(mask)
+        kept = two.with_yes(lambda yes, no: bool(yes) is wanted and bool(no) is not wanted) if two is not None else None
+        held = {k.predicate for k in kept.literals if isinstance(k, Holds)} if kept is not None else set()
+        return self.support(value) | held
+
+    def _never_zero(self, value: Any) -> bool:
+        while op(value) in VIEWS | COPIES:
+            value = value.args[0]
+        if not isinstance(value, fx.Node):
+            return isinstance(value, (int, float)) and value != 0
+        constant = self.meanings.constant(value)
+        if constant is not None:
+            return constant != 0
+        if op(value) in ("clamp", "clamp_min", "clip"):
+            return isinstance(arg(value, "min"), (int, float)) and arg(value, "min") > 0
+        return op(value) in ("exp", "sigmoid", "softplus") or (
+            op(value) == "add" and isinstance(value.args[1], float) and value.args[1] > 0 and op(value.args[0]) in _NEVER_NEGATIVE
+        )
+
+    def floor(self, node: Any) -> Support:
+        """Predicates outside of which a score is minus infinity: a softmax is zero there."""
+        while op(node) in COPIES or op(node) in ("_to_copy", "to"):
+            node = node.args[0]
+        literals: Any = None
+        rest: Any = None
+        if op(node) == "add":
+            for mask, other in ((node.args[0], node.args[1]), (node.args[1], node.args[0])):
+                two = self.meanings.two(mask)
+                if two is not None and two.admits() is not None:
+                    literals, rest = two.admits(), other
+        elif op(node) in ("where", "masked_fill"):
+            mask, rest, filler = node.args if op(node) == "where" else (node.args[1], node.args[0], node.args[2])
+            value, two = self.meanings.constant(filler), self.meanings.two(mask)
+            if value is not None and value <= -1e4 and two is not None:
+                wanted = op(node) == "where"
+                kept = two.with_yes(lambda yes, no: bool(yes) is wanted and bool(no) is not wanted)
+                literals = kept.literals if kept is not None else None
+        if literals is None or any(isinstance(k, Band) for k in literals):
+            return NOWHERE_KNOWN
+        return frozenset(k.predicate for k in literals) | self.floor(rest)
+
+
+_SPLITS = {"split", "split_with_sizes", "chunk", "unbind", "tensor_split"}
+_NEVER_NEGATIVE = {"linalg_norm", "linalg_vector_norm", "norm", "abs", "square", "relu", "exp", "sigmoid", "sqrt"}
