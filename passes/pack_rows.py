@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import fx
 
-from .. import kernels  # noqa: F401  (defines the ops)
-from .. import _torch
+from .. import (
+    _torch,
+    kernels,  # noqa: F401  (defines the ops)
+)
 from ..catalogue import register
 from ..context import Context
+from ..errors import OptionError
 from ..pass_base import Pass, Phase, Role
-from ..prologue import keep_original
-from ..provenance import Origin, inherit, line_of
+from ..prologue import Unprovable, keep_original
+from ..provenance import Origin, inherit
+from ..stats import PAIRS, SEEN
 from ._rows.analysis import RowAnalysis, analyse
 from ._rows.emit import Emitter
 from ._rows.ops import op
-from ._rows.program import Program
+from ._rows.program import Program, Rows, RowSet
+from ._rows.report import analysis_text
 
-CLOSURE_GROWTH = 1.25  # keys of causal attention may exceed its queries by this much before pads must be among them
+DROPOUT = ("packed", "padded")
 
 
 @register
@@ -36,14 +41,27 @@ class PackRows(Pass):
     dropout: str = "packed"  # or 'padded': draw dropout masks as eager does, for every padded element
 
     def run(self, graph: fx.Graph, ctx: Context) -> None:
+        if self.dropout not in DROPOUT:
+            raise OptionError(f"pack-rows option 'dropout' takes {' or '.join(DROPOUT)}, got {self.dropout!r}")
         _see_through_offsets(graph, ctx)
+        found = self._analyse(graph, ctx)
+        ctx.note("rows", lambda: analysis_text(found.demand))
+        emitter = Emitter(graph, found.demand, parity=self.dropout == "padded")
+        if any(emitter.lives_packed(n) for n in found.demand.wanted):
+            self._rewrite(graph, ctx, emitter)
+        for miss in found.demand.missed:
+            ctx.missed(miss.id, miss.text, miss.node, miss.hint)
+
+    def _analyse(self, graph: fx.Graph, ctx: Context) -> RowAnalysis:
         unspecified = getattr(ctx.options, "padded_outputs", "strict") == "unspecified"
         with _torch.outside_compilation():
             found = analyse(graph, ctx.examples, unspecified_outputs=unspecified)
-        emitter = Emitter(graph, found.demand, parity=self.dropout == "padded")
-        if not any(emitter.lives_packed(n) for n in found.demand.wanted):
-            self._missed(ctx, found)
-            return
+            refused = found.reads_pads()
+            if refused:
+                found = analyse(graph, ctx.examples, unspecified_outputs=unspecified, refused=refused)
+        return found
+
+    def _rewrite(self, graph: fx.Graph, ctx: Context, emitter: Emitter) -> None:
         keep_original(graph)
         original, copies = _copy(graph)
         before = [n for n in graph.nodes if n.op == "call_function"]
@@ -54,28 +72,59 @@ class PackRows(Pass):
             for node, source in emitter.origin.items():
                 if not _torch.is_erased(node):
                     inherit(node, [source], Origin(self.name, "pack", (source.name,)))
-        self._applied(ctx, found, emitter, program)
-        self._missed(ctx, found)
+        self._explain(graph, ctx, emitter, program)
 
-    def _applied(self, ctx: Context, found: RowAnalysis, emitter: Emitter, program: Program) -> None:
+    def _explain(self, graph: fx.Graph, ctx: Context, emitter: Emitter, program: Program) -> None:
+        """What was packed, with the numbers of the batch seen at compile time."""
+        rows = _rows_seen(program, ctx)
+        if rows is not None:
+            _note_sizes(graph, emitter, rows)
         for chosen in program.sets:
-            if chosen.terms is not None:
-                ctx.applied("packed", f"row set {chosen.number}: {chosen}")
+            values = [n for n, home in emitter.homes.items() if home == chosen]
+            if values:
+                first = min(values, key=list(emitter.homes).index)
+                plural = "s" if len(values) > 1 else ""
+                ctx.applied("packed", f"{len(values)} value{plural} live on {_described(chosen, rows)}", first)
 
-    def _missed(self, ctx: Context, found: RowAnalysis) -> None:
-        for miss in found.demand.missed:
-            ctx.missed(miss.id, miss.text, miss.node, miss.hint)
+
+def _described(chosen: RowSet, rows: Rows | None) -> str:
+    if rows is None:
+        return f"rows where {chosen}"
+    total, columns = rows.batch.extent(chosen.space)
+    kept = len(rows.rows(chosen))
+    return f"{kept} of {total * columns} rows ({kept / max(total * columns, 1):.0%} of the batch seen): {chosen}"
+
+
+def _rows_seen(program: Program, ctx: Context) -> Rows | None:
+    if ctx.examples is None:
+        return None
+    try:
+        with _torch.outside_compilation():
+            return program.checked(ctx.examples)
+    except Unprovable as refusal:
+        ctx.analysis("batch-refused", f"the batch seen at compile time runs padded: {refusal.reason}")
+    return None
+
+
+def _note_sizes(graph: fx.Graph, emitter: Emitter, rows: Rows) -> None:
+    """Sizes that only a batch knows, for whoever shows costs as numbers."""
+    with _torch.outside_compilation():
+        for node in emitter.added:
+            node.meta[SEEN] = tuple(emitter.recipe(node)(rows).shape)
+        for node in graph.nodes:
+            if PAIRS in node.meta:
+                symbol = node.meta[PAIRS][0]
+                queries, keys = (rows.mask(s).sum(1) for s in emitter.pair_counts[symbol])
+                node.meta[PAIRS] = (symbol, int((queries * keys).sum()))
 
 
 def _see_through_offsets(graph: fx.Graph, ctx: Context) -> None:
     """dense_to_jagged hands back the offsets it was given."""
     for node in list(graph.nodes):
-        if op(node) != "getitem" or op(node.args[0]) != "getitem":
-            continue
-        source, which = node.args[0].args
-        if op(source) == "fbgemm::dense_to_jagged" and which == 1:
+        source: Any = node.args[0] if op(node) == "getitem" else None
+        if op(source) == "getitem" and op(source.args[0]) == "fbgemm::dense_to_jagged" and source.args[1] == 1:
             with ctx.rewrite("offsets", node):
-                node.replace_all_uses_with(source.args[1][node.args[1]])
+                node.replace_all_uses_with(source.args[0].args[1][node.args[1]])
                 graph.erase_node(node)
 
 
@@ -88,11 +137,9 @@ def _copy(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
 
 def _erase_unused(graph: fx.Graph, emitter: Emitter) -> None:
     """Drawing random numbers is an effect, except where a packed op draws instead."""
+    superseded = emitter.superseded
     for node in reversed(list(graph.nodes)):
         if node.op in ("placeholder", "output") or node.users:
             continue
-        if node in emitter.superseded or not node.is_impure():
+        if node in superseded or not node.is_impure():
             graph.erase_node(node)
-
-
-__all__ = ["PackRows", "line_of", "torch"]

@@ -603,7 +603,10 @@ def test_broken_pass_changes_no_numbers_and_stops_no_training(phase, kind, at):
     eager = Small().double()
     model = copy.deepcopy(eager)
     ids = torch.tensor([[3, 1, 0, 0], [5, 2, 6, 1], [4, 0, 0, 2]])
-    compiled = turbogr_compile.compile(model, codegen="aten", passes=[broken(phase, kind, at)], verify="numeric")
+    # Row indices cannot be made up, so graphs behind autograd that hold packed rows are not compared.
+    compiled = turbogr_compile.compile(
+        model, codegen="aten", passes=[broken(phase, kind, at)], verify="numeric", without=["pack-rows"]
+    )
     for run in (eager, compiled):
         loss, last = run(ids)
         (loss + last.sum()).backward()

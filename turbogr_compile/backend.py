@@ -109,7 +109,15 @@ class Compilation:
         name = f"{self.graph_id}-{role.value}" + ("-lowering" if phase is Phase.LOWERING else "")
         words = self.target.vocabulary(phase, self.options.codegen)
         return GraphRun(
-            name, role, phase, self.options.target, self.options.plan(), self.options, module, words, inputs,
+            name,
+            role,
+            phase,
+            self.options.target,
+            self.options.plan(),
+            self.options,
+            module,
+            words,
+            inputs,
             self.examples,
         )
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import warnings
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -131,6 +131,7 @@ def _again(options: argparse.Namespace) -> str:
 def _explain_arguments(command: argparse.ArgumentParser) -> None:
     _model_arguments(command)
     command.add_argument("--rule", metavar="NAME", help="show this pass or rule only")
+    command.add_argument("--notes", action="store_true", help="also show what passes noted: rows, masks, attention ...")
     command.add_argument("--html", metavar="DIR", type=Path, help="also write dumps and the viewer page there")
 
 
@@ -188,8 +189,16 @@ def _explain(options: argparse.Namespace) -> int:
         }
         raise OptionError(f"no pass or rule named {options.rule!r} ran{did_you_mean(options.rule, names)}")
     page = f"\n\nviewer: {options.html / 'index.html'}" if options.html else ""
-    _print(options, records, report_text(records, timing=True) + page)
+    noted = "".join(f"\n\n{text}" for text in _notes(records)) if options.notes else ""
+    _print(options, records, report_text(records, timing=True) + noted + page)
     return 0
+
+
+def _notes(records: list[dict[str, Any]]) -> Iterator[str]:
+    for record in records:
+        for step in record["steps"]:
+            for name, text in step.get("notes", {}).items():
+                yield f"{record['graph']} {step['name']}: {name}\n{text}"
 
 
 def _only(record: dict[str, Any], rule: str | None) -> dict[str, Any]:

@@ -73,6 +73,7 @@ class Context:
     near_misses: list[NearMiss] = field(default_factory=list)
     remarks: list[Remark] = field(default_factory=list)
     savings: dict[str, sympy.Expr] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)  # texts for the reader of a dump, by file name
     at: fx.Node | None = None  # where the pass is working; names the culprit when it raises
 
     @property
@@ -127,6 +128,11 @@ class Context:
         """Add to what this pass saves, e.g. `ctx.saved(padding=b * n - total)`; symbolic sizes welcome."""
         for what, amount in amounts.items():
             self.savings[what] = self.savings.get(what, sympy.Integer(0)) + expression(amount)
+
+    def note(self, name: str, text: Callable[[], str]) -> None:
+        """Leave a text beside the dump of this pass; written only when somebody will read it."""
+        if self.explaining:
+            self.notes[name] = text()
 
     def hint(self, size: Any) -> int | None:
         """A number for a symbolic size, where the compiler has seen one; never adds a guard."""

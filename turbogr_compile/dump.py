@@ -137,6 +137,9 @@ class DumpDirectory:
                 self._file(folder / f"{stem}.svg", svg.region_svg(record, record["steps"].index(step)))
                 self._file(folder / f"{stem}.dot", svg.region_dot(record, record["steps"].index(step)))
             last = body
+        for step in record["steps"]:
+            for name, text in step.get("notes", {}).items():
+                self._file(folder / f"{step['number']:03d}-{step['name']}.{name}.txt", text)
         self._file(folder / "summary.txt", summary_text(record))
         self._file(folder / "repro.py", repro)
         self._file(folder / "record.json", json.dumps(record, separators=(",", ":")))

@@ -129,8 +129,8 @@ class Manager:
         self._seen = metadata.signatures(graph)
         context = step.context = Context(
             pass_=step.pass_, role=self.run.role, target=self.run.target, options=self.run.options, graph=graph,
-            words=self.run.words, examples=self.run.examples, explaining=self._explaining, limit=self._limit(step.pass_),
-            on_rewrite=lambda _: self._rewritten(step),
+            words=self.run.words, examples=self.run.examples, explaining=self._explaining,
+            limit=self._limit(step.pass_), on_rewrite=lambda _: self._rewritten(step),
         )  # fmt: skip
         with suppress(RewriteLimit):
             step.pass_.run(graph, context)

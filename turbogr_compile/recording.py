@@ -61,6 +61,7 @@ class Recording(Instrument):
         entry["stats"] = _stats(self._cost, now, run)
         if context is not None:
             entry["near_misses"] = [self._near_miss(m) for m in context.near_misses]
+            entry["notes"] = dict(context.notes)
             entry["stats"]["saved"] = {k: stats.formula(v) for k, v in context.savings.items()}
         self._cost = now
 
@@ -80,7 +81,7 @@ class Recording(Instrument):
             "number": step.number, "name": step.pass_.name, "spec": step.pass_.spec, "phase": run.phase.value,
             "summary": type(step.pass_).summary(), "site": str(type(step.pass_).site()), "status": step.status,
             "reason": step.reason, "snapshot": self.recorder.snapshot(run.graph), "rewrites": self._rewrites,
-            "near_misses": [], "stats": {}, "seconds": round(step.seconds, 6),
+            "near_misses": [], "notes": {}, "stats": {}, "seconds": round(step.seconds, 6),
         }  # fmt: skip
         self._rewrites = []
         self.recorder.data["steps"].append(entry)

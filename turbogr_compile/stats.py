@@ -20,6 +20,8 @@ from .context import expression
 from .text import target_text
 
 aten = torch.ops.aten
+SEEN = "turbogr_seen"  # meta of an added input: its sizes in the batch seen at compile time
+PAIRS = "turbogr_pairs"  # meta of a jagged attention: symbol and number of its pairs of query and key
 MAX_OPERATIONS = 400  # beyond this a formula is printed unsimplified: simplification can explode
 
 
@@ -62,14 +64,28 @@ def at_hints(expr: sympy.Expr, graph: fx.Graph) -> float | None:
     """The number for the sizes the compiler has seen; None where a size is only known at run time."""
     from . import _torch
 
-    env = _torch.shape_env_of(graph)
     if expr.is_number:
         return float(expr)
-    if env is None:
-        return None
-    known = {s: env.backed_var_to_val[s] for s in expr.free_symbols if s in env.backed_var_to_val}
+    env = _torch.shape_env_of(graph)
+    backed = env.backed_var_to_val if env is not None else {}
+    known = {s: backed[s] for s in expr.free_symbols if s in backed} | seen_sizes(graph)
     value = expr.subs(known)
     return float(value) if value.is_number else None
+
+
+def seen_sizes(graph: fx.Graph) -> dict[sympy.Symbol, int]:
+    """Sizes that only the run knows, as they were in the batch seen at compile time."""
+    known: dict[sympy.Symbol, int] = {}
+    for node in graph.nodes:
+        pairs = node.meta.get(PAIRS)
+        if pairs is not None and pairs[1] is not None:
+            known[pairs[0]] = pairs[1]
+        value = node.meta.get("val")
+        if SEEN in node.meta and isinstance(value, torch.Tensor):
+            for size, number in zip(value.shape, node.meta[SEEN], strict=True):
+                if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                    known[size.node.expr] = number
+    return known
 
 
 def human(value: float | None, unit: str = "") -> str:
@@ -99,6 +115,14 @@ def _flops(node: fx.Node) -> sympy.Expr | None:
         return _COMPOSITE[packet](args, out)
     if packet is aten.einsum:
         return _einsum(node)
+    if PAIRS in node.meta:
+        query, value = args[0], args[2]
+        return (
+            2
+            * node.meta[PAIRS][0]
+            * expression(query.shape[1])
+            * (expression(query.shape[2]) + expression(value.shape[2]))
+        )
     if packet in flop_registry:
         try:
             kwargs = {k: _value(v) for k, v in node.kwargs.items()}

@@ -12,9 +12,13 @@ from torch import fx
 from .axes import Typing
 from .demand import ALL, DemandAnalysis
 from .meaning import Meanings
-from .ops import is_tensor
+from .ops import is_tensor, shape
 from .program import Examples, batch_of, size_symbols
+from .sets import Batch, Seen, Term
 from .zeros import Zeros
+
+MOSTLY = 0.9  # of all rows: nothing is gained by leaving out the rest
+GROWTH = 1.25  # keys per row that matters
 
 
 @dataclass
@@ -23,18 +27,37 @@ class RowAnalysis:
     demand: DemandAnalysis
     examples: Examples
 
-    def undemanded(self, inputs: Sequence[Any]) -> dict[fx.Node, torch.Tensor]:
-        """For each value that is demanded on some rows only: True where an element is not, shaped to broadcast."""
-        known = Examples(self.graph, inputs)
-        an, typing = self.demand, self.demand.typing
+    def reads_pads(self) -> frozenset[fx.Node]:
+        """Attentions that, on the batch seen, read far more keys than rows matter: pads are among them, and to
+        leave them out would change the result."""
+        if not self.examples.known:
+            return frozenset()
+        batch, found = self._batch(self.examples), set()
+        for node, a in self.demand.attentions.items():
+            wanted, keys = self.demand.wanted.get(node), self.demand.wanted.get(a.value)
+            own = {t for t in keys if isinstance(t, Seen)} if isinstance(keys, frozenset) else set()
+            if a.predicates or not own or not isinstance(wanted, frozenset):
+                continue
+            read, matter = (int(batch.union(frozenset(t)).sum()) for t in (own, {_base(t) for t in own}))
+            rows, columns = batch.extent(a.keys)
+            if read >= MOSTLY * rows * columns and read > GROWTH * matter:
+                found.add(node)
+        return frozenset(found)
 
+    def _batch(self, known: Examples) -> Batch:
         class Lazy(dict[fx.Node, torch.Tensor]):
             def __missing__(self, node: fx.Node) -> torch.Tensor:
                 value = known(node)
                 assert value is not None, node
                 return value
 
-        batch = batch_of(typing, Lazy(), size_symbols(self.graph.find_nodes(op="placeholder")), inputs)
+        symbols = size_symbols(self.graph.find_nodes(op="placeholder"))
+        return batch_of(self.demand.typing, Lazy(), symbols, known.inputs or [])
+
+    def undemanded(self, inputs: Sequence[Any]) -> dict[fx.Node, torch.Tensor]:
+        """For each value that is demanded on some rows only: True where an element is not, shaped to broadcast."""
+        an, typing = self.demand, self.demand.typing
+        batch = self._batch(Examples(self.graph, inputs))
         out = {}
         for node, wanted in an.wanted.items():
             space = an.space_of(node)
@@ -46,14 +69,12 @@ class RowAnalysis:
             keep = keep.reshape([batch.size(a) for a in space.axes]).permute([space.axes.index(a) for a in order])
             keep = keep.reshape([batch.size(a) if a in space.axes else 1 for a in flat])
             keep = keep.expand([batch.size(a) for a in flat])
-            out[node] = ~keep.reshape([batch.number(s) for s in _shape(node)])
+            out[node] = ~keep.reshape([batch.number(s) for s in shape(node)])
         return out
 
 
-def _shape(node: fx.Node) -> list[Any]:
-    from .ops import shape
-
-    return shape(node)
+def _base(term: Term) -> Term:
+    return _base(term.of) if isinstance(term, Seen) else term
 
 
 def analyse(

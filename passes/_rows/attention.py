@@ -241,9 +241,7 @@ class Recognizer:
             d + offset == query or set(atoms[d + offset]) <= {*a.keys.sequence, *a.heads} for d in k.dims
         )
 
-    def _added(
-        self, a: Attention, added: fx.Node, x: fx.Node, query: int | None, key: int, multiplier: float
-    ) -> None:
+    def _added(self, a: Attention, added: fx.Node, x: fx.Node, query: int | None, key: int, multiplier: float) -> None:
         two = self.meanings.two(added)
         literals = two.admits() if two is not None and multiplier > 0 else None
         offset = rank_of(x) - rank_of(added)
@@ -410,7 +408,10 @@ class Recognizer:
             if isinstance(literal, Band):
                 if not isinstance(literal.least, int) or {literal.i, literal.j} != {query, key}:
                     return False
-                least, most = (max(least, literal.least), most) if literal.i == query else (least, min(most, -literal.least))  # fmt: skip
+                if literal.i == query:
+                    least = max(least, literal.least)
+                else:
+                    most = min(most, -literal.least)
             elif query in literal.dims or not set(self.typing.flat(literal.predicate.node)) <= set(a.keys.axes):
                 return False
             else:

@@ -16,7 +16,20 @@ from torch import fx
 
 from ...graphs import tensor
 from .ops import (
-    SPLITS, Size, arg, dim_of, dims_of, is_pointwise, is_tensor, op, product, quotient, rank_of, shape, size, tensors,
+    SPLITS,
+    Size,
+    arg,
+    dim_of,
+    dims_of,
+    is_pointwise,
+    is_tensor,
+    op,
+    product,
+    quotient,
+    rank_of,
+    shape,
+    size,
+    tensors,
 )  # fmt: skip
 
 Axis = int
@@ -220,7 +233,7 @@ class Typing:
 
 Rule = Callable[[Typing, fx.Node], "Dims | None"]
 _RULES: dict[str, Rule] = {}
-_SEVERAL: dict[str, Callable[[Typing, fx.Node], "list[Dims | None]"]] = {}
+_SEVERAL: dict[str, Callable[[Typing, fx.Node], list[Dims | None]]] = {}
 
 
 def typed(*names: str) -> Callable[[Rule], Rule]:
@@ -231,8 +244,8 @@ def typed(*names: str) -> Callable[[Rule], Rule]:
     return add
 
 
-@typed("layer_norm", "softmax", "_softmax", "_safe_softmax", "log_softmax", "tril", "triu", "cumsum", "rms_norm", "index_put",
-       "index_add", "index_copy", "scatter", "scatter_add", "cumprod", "batch_norm", "instance_norm",
+@typed("layer_norm", "softmax", "_softmax", "_safe_softmax", "log_softmax", "tril", "triu", "cumsum", "rms_norm",
+       "index_put", "index_add", "index_copy", "scatter", "scatter_add", "cumprod", "batch_norm", "instance_norm",
        "normalize")  # fmt: skip
 def _same(t: Typing, n: fx.Node) -> Dims:
     return list(t.dims(n.args[0]))
@@ -476,7 +489,7 @@ def _index_select(t: Typing, n: fx.Node) -> Dims:
 @typed("index")
 def _index(t: Typing, n: fx.Node) -> Dims | None:
     x, indices = n.args[0], n.args[1]
-    if not all(is_tensor(i) and not tensor(i).dtype == torch.bool for i in indices):  # type: ignore[union-attr]
+    if not all(is_tensor(i) and tensor(i).dtype != torch.bool for i in indices):  # type: ignore[union-attr]
         return None
     for k, index in enumerate(indices):  # type: ignore[arg-type]
         if counts_from_zero(index) and quotient(shape(x)[k], product(shape(index))) == 1:

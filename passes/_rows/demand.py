@@ -195,7 +195,11 @@ class DemandAnalysis:
             except Refused as why:
                 self.missed.append(Missed(why.node, "attention-kept", f"attention stays padded: {why.text}", why.hint))
                 continue
-            if found is not None:
+            if node in self.refused:
+                self._miss(node, "pads-attended", "causal attention without a key mask reads the rows before each row "
+                           "that matters, and in the batch seen pads are among them: they influence the result",
+                           "mask the padded keys (key_padding_mask), or pad on the right")  # fmt: skip
+            elif found is not None:
                 self.attentions[node] = found
             elif op(node) in ("matmul", "bmm", "einsum"):
                 self._pooling_product(node)
@@ -267,7 +271,7 @@ class DemandAnalysis:
             return
         if self.space_of(node) is None:
             wanted = ALL
-        elif wanted is ALL and self._support(node):
+        elif wanted is ALL and node in self.meanings.tainted and self._support(node):  # index arithmetic is cheap
             space = self.space_of(node)
             assert space is not None
             wanted = self.rows_where(space, self._support(node))
@@ -286,16 +290,21 @@ class DemandAnalysis:
 
     def _outputs(self, node: fx.Node) -> None:
         for x in node.all_input_nodes:
-            valid = self._valid(x) if self.unspecified_outputs else None
-            self.give(x, valid if valid else ALL)
+            valid = self._valid(x)
+            if valid and not self.unspecified_outputs and x in self.meanings.tainted and not self._support(x):
+                text = f"%{x} is returned with its padded rows, which must hold what eager puts there"
+                hint = "compile the loss too, or say that nobody reads them: options={'padded_outputs': 'unspecified'}"
+                self._miss(x, "padded-output", text, hint)
+            self.give(x, valid if valid and self.unspecified_outputs else ALL)
 
     def _valid(self, x: fx.Node) -> Terms | None:
         """Rows of a returned value that somebody could mean to read."""
         space = self.space_of(x)
         if space is None:
             return None
-        found = [k.predicate for n in self.graph.nodes if (two := self.meanings.two(n)) is not None
-                 for k in two.literals if isinstance(k, Holds) and self._axes(k.predicate) == set(space.axes)]  # fmt: skip
+        masks = [two for n in self.graph.nodes if (two := self.meanings.two(n)) is not None]
+        named = [k.predicate for two in masks for k in two.literals if isinstance(k, Holds)]
+        found = [p for p in named if self._axes(p) == set(space.axes)]
         return frozenset(Holding(space, frozenset([p])) for p in found) or None
 
     def _propagate(self, u: fx.Node, d: Wanted) -> None:
@@ -308,7 +317,8 @@ class DemandAnalysis:
             return
         if op(u) == "getitem":
             if space is not None and op(u.args[0]) in SPLITS and self.why_mixed(u, space) is None:
-                return  # the split gathers what its pieces want
+                self.wanted[u.args[0]] = ALL  # type: ignore[index]  # to be visited: it asks for what its pieces want
+                return
             self._everything(u)
             return
         if space is None or d is ALL:
@@ -316,7 +326,8 @@ class DemandAnalysis:
             return
         why = self.why_mixed(u, space)
         if why is not None:
-            self._miss(u, "mixes-rows", f"rows stay padded up to here: {why}")
+            if not any(m.node is u for m in self.missed):
+                self._miss(u, "mixes-rows", f"rows stay padded up to here: {why}")
             self._everything(u)
             return
         for x in u.all_input_nodes:
@@ -358,10 +369,9 @@ class DemandAnalysis:
         keys = self._keys(a, d)
         if keys is None:
             del self.attentions[u]
-            self._miss(u, "pads-attended", "attention reads every key: no mask removes padded keys, and they influence "
-                       "the result", "mask the padded keys (key_padding_mask, or an additive mask made from the ids)")  # fmt: skip
-            return False
-        if u in self.refused:
+            text = "attention reads every key: no mask removes padded keys, and they influence the result"
+            hint = "mask the padded keys (key_padding_mask, or an additive mask made from the ids)"
+            self._miss(u, "pads-attended", text, hint)
             return False
         self.key_terms |= keys
         self.give(a.query, d)
@@ -523,4 +533,4 @@ def named(wanted: Wanted) -> str:
 
 
 Rule = Callable[[fx.Node, Wanted], bool]
-__all__ = ["ALL", "Demand", "DemandAnalysis", "Missed", "Move", "Moved", "Pooled", "REDUCTIONS", "Wanted", "named"]
+__all__ = ["ALL", "REDUCTIONS", "Demand", "DemandAnalysis", "Missed", "Move", "Moved", "Pooled", "Wanted", "named"]

@@ -19,6 +19,7 @@ from ... import _torch
 from ...graphs import tensor
 from ...prologue import add_input
 from ...provenance import line_of
+from ...stats import PAIRS
 from .attention import Attention, Pairs
 from .axes import dim_of_cat, einsum_labels, reduced_dims, swapped
 from .bias import Biases
@@ -44,6 +45,7 @@ class Emitter:
         self._twins: dict[tuple[fx.Node, RowSet], fx.Node] = {}
         self._home: dict[fx.Node, RowSet] = {}  # of values that live packed
         self._dense: dict[fx.Node, fx.Node] = {}
+        self._reads_padded: list[tuple[fx.Node, fx.Node, fx.Node]] = []  # node, packed operand, its padded form
         self._inputs: dict[Any, fx.Node] = {}
         self._recipes: dict[str, Recipe] = {}
         self._checks: list[SeesKey] = []
@@ -52,6 +54,7 @@ class Emitter:
         self._entries: dict[int, str] = {}
         self._axis_sources: dict[int, tuple[fx.Node, int]] = {}
         self.kept_attentions: list[fx.Node] = []
+        self.pair_counts: dict[sympy.Symbol, tuple[RowSet, RowSet]] = {}
         self.origin: dict[fx.Node, fx.Node] = {}  # new node -> the captured node it stands for
         self._at: fx.Node | None = None
         self.biases = Biases(self)
@@ -66,6 +69,8 @@ class Emitter:
         out: dict[Space, Terms] = {}
         for node, wanted in self.an.wanted.items():
             space = self.an.space_of(node)
+            if node.op != "call_function":
+                continue  # an input is read where it is needed, and computed nowhere
             if wanted is not ALL and space is not None and wanted & self.an.key_terms:  # type: ignore[operator]
                 out[space] = out.get(space, frozenset()) | wanted  # type: ignore[operator]
         return out
@@ -133,7 +138,9 @@ class Emitter:
         if isinstance(getattr(relation, "column", None), fx.Node):
             self.need(relation.column)  # type: ignore[union-attr,arg-type]
 
-    def input(self, name: str, key: Any, sizes: Sequence[Any], recipe: Recipe, dtype: torch.dtype = torch.int64) -> fx.Node:
+    def input(
+        self, name: str, key: Any, sizes: Sequence[Any], recipe: Recipe, dtype: torch.dtype = torch.int64
+    ) -> fx.Node:
         """A tensor that the prologue provides; one per key."""
         if key not in self._inputs:
             with self.mode:
@@ -280,7 +287,9 @@ class Emitter:
             source = self._home[node]
             twin = self._twins[node, source]
             if op(node) == "fbgemm::jagged_to_padded_dense":
-                zero = self.call(aten.new_zeros.default, twin, [1, *[self.size(s) for s in self.kept_sizes(node, chosen.space.axes)]])
+                zero = self.call(
+                    aten.new_zeros.default, twin, [1, *[self.size(s) for s in self.kept_sizes(node, chosen.space.axes)]]
+                )
                 twin = self.call(aten.cat.default, [twin, zero])
                 return self.call(GATHER, twin, self.map_to(source, chosen, zero_outside=True))
             return self.call(GATHER, twin, self.map_to(source, chosen))
@@ -289,7 +298,11 @@ class Emitter:
         if not axes:
             x = self.dense(node)
             sizes = self.kept_sizes(node, ())
-            return self.call(aten.expand.default, self.reshape(x, [1, *sizes]), [self._count_node(chosen), *[self.size(s) for s in sizes]])
+            return self.call(
+                aten.expand.default,
+                self.reshape(x, [1, *sizes]),
+                [self._count_node(chosen), *[self.size(s) for s in sizes]],
+            )
         if node.op == "placeholder" and tensor(node).is_floating_point() and node not in self.an.meanings.tainted:  # type: ignore[union-attr]
             self._entries[self.placeholders.index(node)] = node.name
         return self.call(GATHER, self.flat_rows(node, axes), self._row_index(chosen, axes))
@@ -309,7 +322,9 @@ class Emitter:
             return self.sequences(chosen)
         self._needs(chosen)
         relation = Projected(space, Space(axes))
-        return self.input("part", ("part", chosen, axes), [self.count(chosen)], lambda r: relation.index(r.batch)[r.rows(chosen)])
+        return self.input(
+            "part", ("part", chosen, axes), [self.count(chosen)], lambda r: relation.index(r.batch)[r.rows(chosen)]
+        )
 
     def dense(self, node: fx.Node) -> fx.Node:
         """The padded value; rows that are not demanded are zero."""
@@ -349,6 +364,19 @@ class Emitter:
         return y if have == want else self.reshape(y, want)
 
     @property
+    def homes(self) -> dict[fx.Node, RowSet]:
+        """Captured values that live packed, and where."""
+        return self._home
+
+    @property
+    def added(self) -> list[fx.Node]:
+        """Inputs that the prologue provides."""
+        return list(self._inputs.values())
+
+    def recipe(self, node: fx.Node) -> Recipe:
+        return self._recipes[node.name]
+
+    @property
     def superseded(self) -> set[fx.Node]:
         """Captured nodes whose work is done by packed ones."""
         inside = {n for a in self.an.attentions.values() if a.node in self.kept_attentions for n in a.chain}
@@ -356,18 +384,17 @@ class Emitter:
 
     # --- the walk ----------------------------------------------------------------------------------
 
-    def run(self) -> Program | None:
+    def run(self) -> None:
         for node in list(self.graph.nodes):
             if node.op == "placeholder" or node in self._inputs.values():
                 continue
             self._at = node
             with self.graph.inserting_before(node):
                 self._visit(node)
-        if not self._home and not self._replaced:
-            return None
+        for node, x, padded in self._reads_padded:  # only now: until here the captured graph is what it was
+            node.replace_input_with(x, padded)
         for old, new in self._replaced.items():
-            old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
-        return None
+            old.replace_all_uses_with(new)
 
     def _visit(self, node: fx.Node) -> None:
         if node.op != "output" and node not in self.an.wanted and not node.is_impure():
@@ -386,7 +413,7 @@ class Emitter:
             return
         for x in node.all_input_nodes:
             if x in self._home:
-                node.replace_input_with(x, self.dense(x))
+                self._reads_padded.append((node, x, self.dense(x)))
 
     def lives_packed(self, node: fx.Node) -> bool:
         wanted, space = self.an.wanted.get(node), self.an.space_of(node)
@@ -491,7 +518,6 @@ class Emitter:
             if home is not None:
                 self._needs(home)
         self._needs(chosen)
-        leaves_gaps = len(move.parts) > 1 or (isinstance(move.parts[0][1], Moved) and op(n) in ("constant_pad_nd", "pad"))
         relations = [r for _, r in move.parts]
 
         def recipe(r: Rows) -> torch.Tensor:
@@ -506,8 +532,7 @@ class Emitter:
                 start += total * columns if home is None else len(r.rows(home))
             return out.where(out >= 0, start)
 
-        gaps = leaves_gaps and (op(n) in ("constant_pad_nd", "pad"))
-        if gaps:
+        if op(n) in ("constant_pad_nd", "pad"):
             arrays.append(self.call(aten.new_full.default, arrays[0], [1, *[self.size(s) for s in sizes]], move.fill))
         source = arrays[0] if len(arrays) == 1 else self.call(aten.cat.default, arrays)
         index = self.input("moved", ("moved", n, chosen), [self.count(chosen)], recipe)
@@ -617,12 +642,17 @@ class Emitter:
             roles = tuple(self.an.pair_roles(a, m) or "" for m in a.masks)
             self._checks.append(SeesKey(a, queries, keys, roles, str(line_of(a.node) or "")))
             self.need(*(p.node for p in a.predicates), *(m.node for m in a.masks))
-        seed = self.call(aten.randint.low, 0, 2**31 - 1, [1], dtype=torch.int64, device=torch.device("cpu")) if a.dropout else None
+        seed = (
+            self.call(aten.randint.low, 0, 2**31 - 1, [1], dtype=torch.int64, device=torch.device("cpu"))
+            if a.dropout
+            else None
+        )
         out = self.call(
             torch.ops.turbogr.jagged_attention.default, q, k, v, self.offsets(queries), self.offsets(keys),
             self.columns(queries), self.columns(keys), valid, mask, *bias, seed,
             a.activation, a.scale, a.post_scale, a.least, a.most, a.dropout,
         )  # fmt: skip
+        out.meta[PAIRS] = (self.pairs(queries, keys), None)
         out = self._from_heads(out, a, queries)
         if a.query_predicates:
             shown = self.holding(queries, a.query_predicates)
@@ -630,6 +660,12 @@ class Emitter:
             out = self.call(aten.mul.Tensor, out, shown)
         self.kept_attentions.append(a.node)
         return out
+
+    def pairs(self, queries: RowSet, keys: RowSet) -> sympy.Symbol:
+        """The number of pairs of query and key, which only a batch knows."""
+        symbol = sympy.Symbol(f"pairs_{queries.number}_{keys.number}", positive=True, integer=True)
+        self.pair_counts[symbol] = (queries, keys)
+        return symbol
 
     def _keys(self, a: Attention) -> RowSet:
         wanted = self.an.wanted[a.value]
@@ -660,7 +696,11 @@ class Emitter:
             full = [self.typing.axes.size(z) if z in mine else 1 for z in heads]
             wide = [self.typing.axes.size(z) for z in heads]
             tail = [self.typing.axes.size(z) for z in depth]
-            y = self.call(aten.expand.default, self.reshape(y, [-1, *full, *tail]), [-1, *map(self.size, wide), *map(self.size, tail)])
+            y = self.call(
+                aten.expand.default,
+                self.reshape(y, [-1, *full, *tail]),
+                [-1, *map(self.size, wide), *map(self.size, tail)],
+            )
             mine = list(heads)
         return self.reshape(y, [-1, self.typing.size_of(mine), self.typing.size_of(depth)])
 
@@ -776,7 +816,9 @@ def _expand(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     return e.call(aten.repeat.default, y, times)
 
 
-@emits(*sorted(VIEWS - {"permute", "transpose", "t", "swapaxes", "expand", "broadcast_to", "expand_as", "repeat", "tile"}))
+@emits(
+    *sorted(VIEWS - {"permute", "transpose", "t", "swapaxes", "expand", "broadcast_to", "expand_as", "repeat", "tile"})
+)
 def _view(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     x: Any = n.args[0]
     y, sizes = e.packed(x, chosen), e.kept_sizes(n, chosen.space.axes)

@@ -106,7 +106,9 @@ class Two:
         if len(self.literals) != 1:
             return None
         (literal,) = self.literals
-        other = literal.negated() if isinstance(literal, Band) else replace(literal, predicate=literal.predicate.negated())
+        other = (
+            literal.negated() if isinstance(literal, Band) else replace(literal, predicate=literal.predicate.negated())
+        )
         return Two(frozenset([other]), self.no, self.yes)
 
     def with_yes(self, wanted: Callable[[Any, Any], bool]) -> Two | None:
@@ -667,4 +669,3 @@ def _triangular(m: torch.Tensor, rank: int) -> Two | None:
     if not torch.equal(torch.where(lower, low, high), m):
         return None
     return Two(frozenset([Band(rank - 2, rank - 1, -diagonal)]), low.item(), high.item())
-

@@ -203,7 +203,11 @@ class Moves:
             return None
         counts = self.meanings.of(indices[0])
         aligned = isinstance(counts, Iota) and counts.offset == 0
-        if not aligned or tuple(self.typing.flat(indices[0])) != into.sequence or tensor(indices[1]).dtype == torch.bool:  # type: ignore[union-attr]
+        if (
+            not aligned
+            or tuple(self.typing.flat(indices[0])) != into.sequence
+            or tensor(indices[1]).dtype == torch.bool
+        ):  # type: ignore[union-attr]
             return None
         if isinstance(self.meanings.of(indices[1]), Iota):
             return None  # a view

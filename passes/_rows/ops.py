@@ -19,7 +19,7 @@ Size = int | sympy.Expr
 _ALSO_POINTWISE = {
     "clone", "_to_copy", "to", "detach", "alias", "contiguous", "lift_fresh_copy", "dropout", "zeros_like", "ones_like",
     "full_like", "multiply", "type_as", "where", "masked_fill", "copy", "divide", "subtract", "true_divide", "fill",
-    "gelu", "log_sigmoid", "softplus", "log_sigmoid", "nan_to_num", "logical_or", "logical_and", "logical_not", "greater", "less",
+    "gelu", "log_sigmoid", "softplus", "nan_to_num", "logical_or", "logical_and", "logical_not", "greater", "less",
     "greater_equal", "less_equal", "not_equal", "negative", "absolute", "square", "clip",
 }  # fmt: skip
 _NOT_POINTWISE = {"bernoulli", "rand_like", "randn_like", "randint_like", "normal"}

@@ -142,6 +142,12 @@ class Program:
 
     def run(self, inputs: Sequence[Any]) -> Mapping[str, torch.Tensor]:
         with torch.no_grad():
+            rows = self.checked(inputs)
+            return {name: recipe(rows) for name, recipe in self.recipes.items()}
+
+    def checked(self, inputs: Sequence[Any]) -> Rows:
+        """The row sets of a batch that the packed graph can take."""
+        with torch.no_grad():
             batch = self.batch(inputs)
             for speculation in self.speculations:
                 verify(speculation, batch.values[speculation.node])
@@ -158,7 +164,7 @@ class Program:
                 self.last_fill.append((kept, total * columns))
             for check in self.checks:
                 check.check(rows)
-            return {name: recipe(rows) for name, recipe in self.recipes.items()}
+            return rows
 
 
 def verify(speculation: Speculation, value: torch.Tensor) -> None:

@@ -18,7 +18,7 @@ from ...prologue import Unprovable
 from .axes import Axis
 from .meaning import Predicate, Within
 from .ops import Size
-from .spaces import Relation, Space
+from .spaces import Moved, Relation, Space
 
 UNBOUNDED = 1 << 40
 
@@ -64,6 +64,9 @@ class Read:
         return self.relation.into
 
     def __str__(self) -> str:
+        if isinstance(self.relation, Moved) and self.relation.step == 1 and not self.relation.wraps:
+            shift = self.relation.start
+            return f"{self.of}" if shift == 0 else f"({self.of}) shifted by {shift}"
         return f"{self.relation}" + (f" of ({self.of})" if self.of is not None else "")
 
 

@@ -100,7 +100,7 @@ class Taken:
     column: fx.Node
 
     def index(self, batch: Batch) -> torch.Tensor:
-        rows, columns = batch.extent(self.into)
+        columns = batch.extent(self.into)[1]
         chosen = batch.laid_out(self.column, batch.values[self.column], self.out).flatten().long()
         chosen = chosen + columns * (chosen < 0)
         if bool(((chosen < 0) | (chosen >= columns)).any()):

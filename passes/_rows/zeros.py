@@ -23,8 +23,9 @@ _KEEPS_ZERO = {
     "leaky_relu", "elu", "softsign", "sign", "sgn", "trunc", "round", "floor", "ceil", "mish", "hardswish", "selu",
     "expm1", "log1p", "nan_to_num", "relu6", "celu",
 }  # fmt: skip
-_LINEAR_IN_ROWS = {"select", "slice", "narrow", "index_select", *VIEWS, *COPIES, *REDUCTIONS} - {"any", "all", "prod", "argmax",
-    "argmin", "logsumexp", "std", "var"}  # fmt: skip
+_LINEAR_IN_ROWS = {"select", "slice", "narrow", "index_select", *VIEWS, *COPIES, *REDUCTIONS} - {
+    "any", "all", "prod", "argmax", "argmin", "logsumexp", "std", "var"
+}  # fmt: skip
 
 
 class Zeros:
@@ -100,7 +101,11 @@ class Zeros:
             parts: Any = n.args[0]
             return frozenset.intersection(*[self.support(p) for p in parts])
         if name == "fbgemm::jagged_to_padded_dense":
-            return frozenset([Within(self.typing.offsets(arg(n, "offsets")[0]))]) if not arg(n, "padding_value") else NOWHERE_KNOWN
+            return (
+                frozenset([Within(self.typing.offsets(arg(n, "offsets")[0]))])
+                if not arg(n, "padding_value")
+                else NOWHERE_KNOWN
+            )
         if name == "getitem":
             source = n.args[0]
             return self.support(tensors(source)[0]) if op(source) in _SPLITS else NOWHERE_KNOWN  # type: ignore[arg-type]
@@ -134,7 +139,10 @@ class Zeros:
         if op(value) in ("clamp", "clamp_min", "clip"):
             return isinstance(arg(value, "min"), (int, float)) and arg(value, "min") > 0
         return op(value) in ("exp", "sigmoid", "softplus") or (
-            op(value) == "add" and isinstance(value.args[1], float) and value.args[1] > 0 and op(value.args[0]) in _NEVER_NEGATIVE
+            op(value) == "add"
+            and isinstance(value.args[1], float)
+            and value.args[1] > 0
+            and op(value.args[0]) in _NEVER_NEGATIVE
         )
 
     def floor(self, node: Any) -> Support:

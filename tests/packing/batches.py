@@ -41,6 +41,7 @@ class Batch(NamedTuple):
         """One sequence of a right-padded batch without its padding."""
         length = max(int(self.lengths[row]), 1)
         sequences = {n: v[row : row + 1, :length] for n, v in self._asdict().items() if n in _BY_POSITION}
+        sequences["positions"] = sequences["positions"].clamp(max=length - 1)
         vectors = {n: v[row : row + 1] for n, v in self._asdict().items() if n not in _BY_POSITION and n != "shared"}
         return Batch(**sequences, **vectors, shared=self.shared)
 

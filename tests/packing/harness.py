@@ -128,7 +128,7 @@ class Compiled:
 class Flops(TorchDispatchMode):
     """Counts by the formulas of torch.utils.flop_counter.
 
-    torch's own FlopCounterMode makes Dynamo run eager code, because it does not say that compiled code may run under it.
+    torch's own FlopCounterMode makes Dynamo run eager code: it does not say that compiled code may run under it.
     """
 
     def __init__(self) -> None:

@@ -110,6 +110,14 @@ def test_published(name):
 FOUND: dict[str, tuple[tuple[int, int, int], list[str]]] = {
     "attend=sdpa-float bias=toeplitz layers=1": ((4, 6, 8), ["right"]),
     "valid=not-eq readout=boolean layers=1": ((4, 6, 8), ["right", "graded"]),
+    "readout=boolean layers=1": ((4, 6, 8), ["right", "graded"]),
+    "readout=nonzero layers=1": ((4, 6, 8), ["right", "graded"]),
+    "readout=boolean loss=ce-labels layers=1": ((1, 5, 8), ["some-empty", "left"]),
+    "norm=over-rows weigh=relu-squared layers=1": ((5, 3, 8), ["length-one"]),
+    "attend=hstu readout=softmax-pool layers=1": ((3, 7, 8), ["some-empty"]),
+    "mix=gru readout=softmax-pool layers=1": ((4, 6, 8), ["right", "some-empty"]),
+    "weigh=softmax-then-times": ((8, 8, 8), ["right"]),
+    "attend=hstu mask=causal layers=1": ((4, 6, 8), ["right", "left"]),
 }
 
 

@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
         return self.d // HEADS
 
 
-# --- which ids, which rows are valid ----------------------------------------------------------------
+# --- which ids, which rows are valid -----------------------------------------------------------------
 
 
 class Table(nn.Embedding):
@@ -93,7 +93,7 @@ VALID: dict[str, Valid] = {
 PAD_IDS = {"ne-last-id": VOCABULARY - 1, "ge-zero": -1}  # all others pad with 0
 
 
-# --- positions and other things added to the embedded rows --------------------------------------------
+# --- positions and other things added to the embedded rows -------------------------------------------
 
 
 class Position(nn.Module):
@@ -228,7 +228,7 @@ class TimeGap(NoExtra):
 EXTRA = {"none": NoExtra, "actions": Actions, "features": FeatureMean, "time-gap": TimeGap}
 
 
-# --- what happens to pad rows between the layers -------------------------------------------------------
+# --- what happens to pad rows between the layers -----------------------------------------------------
 
 
 def _times_in_place(x: Tensor, valid: Tensor) -> Tensor:
@@ -256,7 +256,7 @@ ZERO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-# --- which pairs of rows see each other ------------------------------------------------------------------
+# --- which pairs of rows see each other --------------------------------------------------------------
 
 TRIANGLE: dict[str, Callable[[int], Tensor]] = {
     "tril": lambda n: torch.tril(torch.ones(n, n, dtype=torch.bool)),
@@ -327,7 +327,7 @@ MASK: dict[str, Callable[[Seen], Tensor | None]] = {
     "or-of-invalid": lambda s: ~(~s.causal | ~s.keys),
 }
 
-# --- from scores to weights ------------------------------------------------------------------------------
+# --- from scores to weights --------------------------------------------------------------------------
 
 Weigh = Callable[[Tensor, Tensor], Tensor]  # scores, allowed -> weights
 
@@ -389,7 +389,7 @@ WEIGH: dict[str, Weigh] = {
 }
 
 
-# --- biases on the scores -----------------------------------------------------------------------------------
+# --- biases on the scores ----------------------------------------------------------------------------
 
 
 class NoBias(nn.Module):
@@ -496,7 +496,7 @@ BIAS = {
 }  # fmt: skip
 
 
-# --- how rows are cut into heads --------------------------------------------------------------------------------
+# --- how rows are cut into heads ---------------------------------------------------------------------
 
 
 class Heads(nn.Module):
@@ -653,7 +653,7 @@ HEAD_SPLIT = {
 }  # fmt: skip
 
 
-# --- attention ----------------------------------------------------------------------------------------------------
+# --- attention ---------------------------------------------------------------------------------------
 
 
 class Attention(nn.Module):
@@ -806,7 +806,7 @@ ATTEND: dict[str, Callable[[Sizes, Spec], nn.Module]] = {
 }  # fmt: skip
 
 
-# --- feed-forward, norms, what mixes rows ----------------------------------------------------------------------------
+# --- feed-forward, norms, what mixes rows ------------------------------------------------------------
 
 
 class Linear(nn.Module):
@@ -1003,13 +1003,14 @@ class Recurrent(NoMix):
 
 
 MIX = {
-    "none": NoMix, "mixer": Mixer, "masked-mixer": MaskedMixer, "shift-pad": ShiftPadded, "shift-cat": ShiftConcatenated,
-    "shift-roll": ShiftRolled, "shift-next": ShiftNext, "mean": MeanSubtracted, "masked-mean": MaskedMeanSubtracted,
-    "running-mean": RunningMean, "flip": Flipped, "over-batch": OverBatch, "gru": Recurrent,
+    "none": NoMix, "mixer": Mixer, "masked-mixer": MaskedMixer, "shift-pad": ShiftPadded,
+    "shift-cat": ShiftConcatenated, "shift-roll": ShiftRolled, "shift-next": ShiftNext, "mean": MeanSubtracted,
+    "masked-mean": MaskedMeanSubtracted, "running-mean": RunningMean, "flip": Flipped,
+    "over-batch": OverBatch, "gru": Recurrent,
 }  # fmt: skip
 
 
-# --- rows that are added to the sequence ---------------------------------------------------------------------------
+# --- rows that are added to the sequence -------------------------------------------------------------
 
 
 class Rows(NamedTuple):
@@ -1107,7 +1108,7 @@ FRAME: dict[str, type[Plain]] = {
 }  # fmt: skip
 
 
-# --- what the loss reads ---------------------------------------------------------------------------------------------
+# --- what the loss reads -----------------------------------------------------------------------------
 
 
 class Read(NamedTuple):
@@ -1242,7 +1243,7 @@ READOUT: dict[str, Readout] = {
 }  # fmt: skip
 
 
-# --- losses -------------------------------------------------------------------------------------------------------------
+# --- losses ------------------------------------------------------------------------------------------
 
 Loss = Callable[["Model", Read], Tensor]
 
@@ -1426,7 +1427,7 @@ LOSS: dict[str, Loss] = {
 HEAD = {"tied": lambda m, h: h @ m.items.weight.T, "linear": lambda m, h: m.out(h)}
 
 
-# --- the model -------------------------------------------------------------------------------------------------------------
+# --- the model ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

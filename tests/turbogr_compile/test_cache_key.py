@@ -38,8 +38,8 @@ def test_key_depends_on(options):
 
 @pytest.mark.parametrize(
     "options",
-    [{"dump": "somewhere"}, {"verify": "strict"}, {"verify": "shadow:3"}, {"on_error": "raise"}, {"expect": {"fold-masks": ">=0"}},
-     {"instruments": [Instrument()]}],
+    [{"dump": "somewhere"}, {"verify": "strict"}, {"verify": "shadow:3"}, {"on_error": "raise"},
+     {"expect": {"fold-masks": ">=0"}}, {"instruments": [Instrument()]}],
     ids=str,
 )  # fmt: skip
 def test_key_does_not_depend_on(options):

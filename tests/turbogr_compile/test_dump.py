@@ -54,7 +54,7 @@ def test_layout_is_complete(tmp_path):
     folder = graph_folder(tmp_path / "d")
     names = {p.name for p in folder.iterdir()}
     assert {"000-input.txt", "summary.txt", "record.json", "repro.py"} <= names
-    assert {f"003-fold-masks.{kind}" for kind in ("txt", "diff", "json", "svg", "dot")} <= names
+    assert {f"004-fold-masks.{kind}" for kind in ("txt", "diff", "json", "svg", "dot")} <= names
     assert not any("eliminate-dead-code" in n for n in names)  # it changed nothing
     summary = (folder / "summary.txt").read_text()
     assert "007  eliminate-dead-code    unchanged" in summary
@@ -115,7 +115,7 @@ def test_second_run_replaces_its_own_files_and_keeps_the_users(tmp_path):
     compiled(directory)
     folder = graph_folder(directory)
     (folder / "notes.txt").write_text("mine")
-    stale = folder / "003-fold-masks.txt"
+    stale = folder / "004-fold-masks.txt"
     assert stale.exists()
     compiled(directory, without=["fold-masks"])
     assert (folder / "notes.txt").read_text() == "mine"
