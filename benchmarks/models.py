@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from hstu import HSTULayer, Recommender  # noqa: E402
+from hstu import HSTULayer, Recommender
 
 __all__ = ["Recommender", "SASRec", "TimedRecommender", "ragged"]
 

@@ -158,7 +158,10 @@ def memory(ways: list[str], options: argparse.Namespace) -> dict[str, dict[str, 
         for way in ways:
             runs[way].append(measured_apart(way, options))
             print(f"  {way}: {runs[way][-1]}", file=sys.stderr)
-    return {w: {k: statistics.median(r[k] for r in rs) if rs[0][k] is not None else None for k in rs[0]} for w, rs in runs.items()}
+    return {
+        w: {k: statistics.median(r[k] for r in rs) if rs[0][k] is not None else None for k in rs[0]}
+        for w, rs in runs.items()
+    }
 
 
 # --- all ways, in turns ------------------------------------------------------------------------------
@@ -191,7 +194,10 @@ def table(found: dict[str, dict[str, Any]], times: dict[str, list[float]]) -> st
         shown += [f"{statistics.median(took):.3f}", f"{statistics.median(ratios):.2f}"] if took else ["-", "-"]
         lines.append([*shown, f"{f['loss']:.6f}"])
     wide = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join("  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(line, wide, strict=True))) for line in lines)
+    return "\n".join(
+        "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(line, wide, strict=True)))
+        for line in lines
+    )
 
 
 def main() -> None:
@@ -228,8 +234,12 @@ def main() -> None:
         if way != "padded eager" and f["jagged"] != options.layers:
             print(f"{way}: {f['jagged']:.0f} of {options.layers} attentions are jagged; the others stay padded")
     if options.json:
-        shape = {n: getattr(options, n) for n in ("model", "batch", "length", "fill", "dim", "heads", "layers", "items")}
-        options.json.write_text(json.dumps({"shape": shape, "rows": [kept, rows], "ways": found, "times": times}, indent=1))
+        shape = {
+            n: getattr(options, n) for n in ("model", "batch", "length", "fill", "dim", "heads", "layers", "items")
+        }
+        options.json.write_text(
+            json.dumps({"shape": shape, "rows": [kept, rows], "ways": found, "times": times}, indent=1)
+        )
 
 
 if __name__ == "__main__":

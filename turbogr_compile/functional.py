@@ -39,6 +39,7 @@ from ._torch import (
     to_fun,
 )
 from .errors import TurbogrError
+from .graphs import TRAINABLE
 from .normal import memory_of, normalize, returned_memory, value_of
 from .pass_base import Phase
 from .shapes import same_shape
@@ -203,6 +204,8 @@ def _traced(
             setattr(module, node.target, constant)
         values[node] = constant
     leaves = {n for n, v in values.items() if isinstance(v, torch.Tensor) and v.requires_grad}
+    for node in leaves:
+        node.meta[TRAINABLE] = True  # a trace holds values, not gradients: the fake value does not say so
     written = dict(zip(found["written"], stored, strict=True))
     return Traced(module, written, found["reshaped"], found["viewed"], writes, leaves)
 

@@ -12,8 +12,8 @@ from torch import fx
 from .axes import Typing
 from .demand import ALL, DemandAnalysis
 from .meaning import Meanings
-from .ops import is_tensor, shape
-from .program import Examples, batch_of, size_symbols
+from .ops import is_tensor, shape, size_symbols
+from .program import Examples, batch_of
 from .sets import Batch, Seen, Term
 from .zeros import Zeros
 

@@ -6,6 +6,7 @@ dropout. What cannot be classified refuses with a sentence for the model's autho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +60,7 @@ class Attention:
     most: int = UNBOUNDED
     predicates: frozenset[Predicate] = frozenset()  # keys that count
     query_predicates: frozenset[Predicate] = frozenset()  # other queries give zero
+    required: frozenset[Predicate] = frozenset()  # queries that matter must hold these: eager averages otherwise
     masks: list[Pairs] = field(default_factory=list)
     biases: list[Pairs] = field(default_factory=list)
     zero_when_blind: bool = False  # a query without visible key gives zero in eager too
@@ -139,6 +141,8 @@ class Recognizer:
         while True:
             a.chain.append(x)
             name = op(x)
+            if name == "detach":
+                raise Refused("gradients stop between the QK product and the PV product", x)
             if name in COPIES or name in ("_to_copy", "to"):
                 x = x.args[0]  # type: ignore[assignment]
             elif name in VIEWS:
@@ -242,12 +246,20 @@ class Recognizer:
         )
 
     def _added(self, a: Attention, added: fx.Node, x: fx.Node, query: int | None, key: int, multiplier: float) -> None:
+        summed = op(added) == "add" and arg(added, "alpha", 1) == 1 and all(is_tensor(p) for p in added.args[:2])
+        if summed and self.meanings.two(added) is None:  # a mask and a bias, say
+            for part in added.args[:2]:
+                self._added(a, part, x, query, key, multiplier)  # type: ignore[arg-type]
+            return
         two = self.meanings.two(added)
         literals = two.admits() if two is not None and multiplier > 0 else None
         offset = rank_of(x) - rank_of(added)
         if literals is not None:
             if not self._absorb(a, literals, offset, x, query, key):
                 self._pair_mask(a, added, x, query, key, "additive")
+            return
+        if multiplier > 0 and self.meanings.mask_of_pairs(added, "additive"):
+            self._pair_mask(a, added, x, query, key, "additive")
             return
         q, k = _aligned(added, x, query), _aligned(added, x, key)
         a.biases.append(Pairs(added, q, k, multiplier))
@@ -285,6 +297,7 @@ class Recognizer:
         """Take the literals of a mask as they are; False where one of them needs the mask itself."""
         atoms = self.typing.atoms(x)
         least, most, predicates = a.least, a.most, set(a.predicates)
+        hidden: set[Predicate] = set()  # of queries
         for literal in literals:
             if isinstance(literal, Band):
                 i, j = literal.i + offset, literal.j + offset
@@ -296,21 +309,30 @@ class Recognizer:
                     most = min(most, -literal.least)
                 continue
             rows = [d + offset for d in literal.dims]
-            if any(d == query and d != key for d in rows):
-                return False
+            if self._is_query_literal(a, literal, offset, x, query):
+                hidden.add(literal.predicate)
+                continue
             if any(d != key and not set(atoms[d]) <= {*a.keys.sequence, *a.heads} for d in rows):
                 return False
             if not set(self.typing.flat(literal.predicate.node)) <= set(a.keys.axes):
                 return False
             predicates.add(literal.predicate)
         a.least, a.most, a.predicates = least, most, frozenset(predicates)
+        self._hide(a, hidden)
         return True
+
+    def _hide(self, a: Attention, queries: set[Predicate]) -> None:
+        """Masked queries give zero, or in a softmax an average over everything, which must not matter."""
+        if a.activation == "softmax" and not a.zero_when_blind:
+            a.required |= queries
+        else:
+            a.query_predicates |= queries
 
     def _pair_mask(self, a: Attention, mask: fx.Node, x: fx.Node, query: int | None, key: int, keeps: str) -> None:
         value = tensor(mask)
         assert value is not None
         binary = value.dtype == torch.bool or keeps == "additive" or self.meanings.two(mask) is not None
-        if mask in self.meanings.tainted or not binary:
+        if mask in self.meanings.tainted or not (binary or self.meanings.mask_of_pairs(mask, "binary")):
             raise Refused("a mask of pairs that is not made from the batch alone", x)
         a.masks.append(Pairs(mask, _aligned(mask, x, query), _aligned(mask, x, key), keeps=keeps))
 
@@ -390,12 +412,20 @@ class Recognizer:
         two = self.meanings.two(mask)
         boolean = tensor(mask).dtype == torch.bool  # type: ignore[union-attr]
         literals = (two.keeps() if boolean else two.admits()) if two is not None else None
+        if not boolean and (two is None or -math.inf not in (two.yes, two.no)):
+            a.zero_when_blind = False  # a query whose keys all get the same finite number averages over them
         offset = rank - rank_of(mask)
         query, key = rank - 2 - offset, rank - 1 - offset
         if literals is not None and self._absorb_fused(a, literals, query, key):
             return
         places = (query if query >= 0 and shape(mask)[query] != 1 else None), (key if shape(mask)[key] != 1 else None)
-        if boolean or literals is not None:
+        additive = not boolean and (literals is not None or self.meanings.mask_of_pairs(mask, "additive"))
+        summed = op(mask) == "add" and arg(mask, "alpha", 1) == 1 and all(is_tensor(p) for p in mask.args[:2])
+        if summed and not additive:  # a mask and a bias, say
+            for part in mask.args[:2]:
+                self._fused_mask(a, part, rank)  # type: ignore[arg-type]
+            return
+        if boolean or additive:
             if mask in self.meanings.tainted:
                 raise Refused("a mask of pairs that is not made from the batch alone", a.node)
             a.masks.append(Pairs(mask, *places, keeps="true" if boolean else "additive"))
@@ -404,6 +434,7 @@ class Recognizer:
 
     def _absorb_fused(self, a: Attention, literals: frozenset[Literal], query: int, key: int) -> bool:
         least, most, predicates = a.least, a.most, set(a.predicates)
+        hidden: set[Predicate] = set()
         for literal in literals:
             if isinstance(literal, Band):
                 if not isinstance(literal.least, int) or {literal.i, literal.j} != {query, key}:
@@ -412,11 +443,14 @@ class Recognizer:
                     least = max(least, literal.least)
                 else:
                     most = min(most, -literal.least)
+            elif query in literal.dims and key not in literal.dims:
+                hidden.add(literal.predicate)
             elif query in literal.dims or not set(self.typing.flat(literal.predicate.node)) <= set(a.keys.axes):
                 return False
             else:
                 predicates.add(literal.predicate)
         a.least, a.most, a.predicates = least, most, frozenset(predicates)
+        self._hide(a, hidden)
         return True
 
 

@@ -19,7 +19,7 @@ from .attention import Attention, Recognizer, Refused
 from .axes import REDUCTIONS, Typing, einsum_labels, reduced_dims
 from .meaning import Holds, Meanings, OneHot, Predicate, Two, Within
 from .moves import RESIZING, Move, Moves
-from .ops import SPLITS, arg, dim_of, is_tensor, op, rank_of
+from .ops import SPLITS, arg, dim_of, is_tensor, op, rank_of, size_symbols
 from .rowwise import Rowwise
 from .sets import Holding, Read, SeenThrough, Terms, seen
 from .spaces import Moved, Projected, Space
@@ -68,6 +68,7 @@ class DemandAnalysis:
         self._spaces: dict[fx.Node, Space | None] = {}
         self._moves: dict[fx.Node, Move | None] = {}
         self._mixed: dict[tuple[fx.Node, Space], str | None] = {}
+        self._symbols = set(size_symbols(self.graph.find_nodes(op="placeholder")))
         self.spaces = self._find_spaces()
         self.rowwise = Rowwise(self.typing, self.space_of)
         self.moves = Moves(self.typing, self.meanings, self.space_of)
@@ -76,8 +77,10 @@ class DemandAnalysis:
         self.softmaxes: dict[fx.Node, Support] = {}
         self._recognize()
         self.wanted: dict[fx.Node, Wanted] = {}
-        self.key_terms: set[Any] = set()
-        self._sweep()
+        self._key_terms: set[Any] = set()
+        self._merged: dict[Space, Terms] = {}
+        self._body_keys: set[Any] = set()  # key terms of the sweep before
+        self._settle()
 
     # --- row spaces --------------------------------------------------------------------------------
 
@@ -94,13 +97,18 @@ class DemandAnalysis:
         found: dict[frozenset[int], Space] = {}
         for first, second in seeds:
             axes = (*first, *second)
-            if not first or len(set(axes)) != len(axes):
+            if not first or len(set(axes)) != len(axes) or not all(self._sized(a) for a in axes):
                 continue
             turned = set(first) & pairs and not set(second) & pairs and second
             space = Space(second, first) if turned else Space(first, second)
             found.setdefault(frozenset(axes), space)
         self._follow_moves(found)
         return list(found.values())
+
+    def _sized(self, axis: int) -> bool:
+        """Is the size known before the graph runs?"""
+        value = self.typing.axes.size(axis)
+        return isinstance(value, int) or value.free_symbols <= self._symbols
 
     def _seeds(self, node: fx.Node) -> Iterable[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Whatever can narrow demand says which dims are rows."""
@@ -256,7 +264,7 @@ class DemandAnalysis:
         return frozenset(p for p in support if self._axes(p) <= set(space.axes))
 
     def _axes(self, predicate: Predicate | Within) -> set[int]:
-        return self.zeros._axes(predicate, predicate.node)
+        return self.zeros.axes(predicate)
 
     def _support(self, node: fx.Node) -> Support:
         space = self.space_of(node)
@@ -276,10 +284,46 @@ class DemandAnalysis:
             assert space is not None
             wanted = self.rows_where(space, self._support(node))
         have = self.wanted.get(node)
-        if have is None:
-            self.wanted[node] = wanted
-        else:
-            self.wanted[node] = ALL if ALL in (have, wanted) else have | wanted  # type: ignore[operator]
+        if have is not None:
+            wanted = ALL if ALL in (have, wanted) else have | wanted  # type: ignore[operator]
+        self.wanted[node] = self._with_body(node, wanted)
+
+    def _with_body(self, node: fx.Node, wanted: Wanted) -> Wanted:
+        """Who wants some of the body gets all of it."""
+        if wanted is ALL or node.op != "call_function":
+            return wanted
+        space = self.space_of(node)
+        body = self._merged.get(space, frozenset()) if space is not None else frozenset()
+        return wanted | body if wanted & body & self._body_keys else wanted  # type: ignore[operator,return-value]
+
+    def _settle(self) -> None:
+        """Sets that contain keys are merged, per space, into one: few sets, and maps between nested ones only.
+
+        What is merged is wanted, so everything before it wants more; where that does not come to rest (rows that are
+        shifted in every layer), nothing is merged.
+        """
+        recognized = list(self.missed)
+        for merging in (True, True, True, False):
+            self.missed[:] = recognized
+            self.wanted, self._key_terms = {}, set()
+            self._sweep()
+            merged = self._bodies()
+            if merged == self._merged:
+                return
+            self._merged, self._body_keys = merged if merging else {}, set(self._key_terms)
+        self.missed[:] = recognized
+        self.wanted, self._key_terms, self._merged = {}, set(), {}
+        self._sweep()
+
+    def _bodies(self) -> dict[Space, Terms]:
+        out: dict[Space, Terms] = {}
+        for node, wanted in self.wanted.items():
+            space = self.space_of(node)
+            if node.op != "call_function" or wanted is ALL or space is None:
+                continue  # an input is read where it is needed, and computed nowhere
+            if wanted & self._key_terms:  # type: ignore[operator]
+                out[space] = out.get(space, frozenset()) | wanted  # type: ignore[operator]
+        return out
 
     def _sweep(self) -> None:
         for node in reversed(self.graph.nodes):
@@ -373,7 +417,7 @@ class DemandAnalysis:
             hint = "mask the padded keys (key_padding_mask, or an additive mask made from the ids)"
             self._miss(u, "pads-attended", text, hint)
             return False
-        self.key_terms |= keys
+        self._key_terms |= keys
         self.give(a.query, d)
         self.give(a.key, keys)
         self.give(a.value, keys)
@@ -393,9 +437,9 @@ class DemandAnalysis:
         if a.masks:
             pair = a.masks[0]
             roles = self.pair_roles(a, pair)
-            if roles is not None and pair.keeps == "true":
+            if roles is not None:
                 terms: Iterable[Any] = [None] if d is ALL else d  # type: ignore[assignment]
-                return frozenset(SeenThrough(a.keys, pair.node, roles, a.queries, t) for t in terms)
+                return frozenset(SeenThrough(a.keys, pair.node, roles, pair.keeps, a.queries, t) for t in terms)
         return None
 
     def pair_roles(self, a: Attention, pair: Any) -> str | None:

@@ -24,10 +24,24 @@ from .attention import Attention, Pairs
 from .axes import dim_of_cat, einsum_labels, reduced_dims, swapped
 from .bias import Biases
 from .demand import ALL, DemandAnalysis
-from .meaning import Predicate, Within
+from .meaning import MINUS_INFINITY, Predicate, Within
 from .moves import Move
-from .ops import SPLITS, VIEWS, Size, arg, dim_of, is_pointwise, is_tensor, op, product, rank_of, shape, tensors
-from .program import Program, Recipe, Rows, RowSet, SeesKey, size_symbols, subgraph
+from .ops import (
+    SPLITS,
+    VIEWS,
+    Size,
+    arg,
+    dim_of,
+    is_pointwise,
+    is_tensor,
+    op,
+    product,
+    rank_of,
+    shape,
+    size_symbols,
+    tensors,
+)
+from .program import HasRow, Program, Recipe, Rows, RowSet, SeesKey, subgraph
 from .sets import Holding, Terms
 from .spaces import Moved, Part, Projected, Relation, Space
 
@@ -41,14 +55,13 @@ class Emitter:
         self.placeholders = graph.find_nodes(op="placeholder")
         self._sets: dict[tuple[Space, Terms | None], RowSet] = {}
         self._counts: dict[RowSet, Any] = {}
-        self._body = self._bodies()
         self._twins: dict[tuple[fx.Node, RowSet], fx.Node] = {}
         self._home: dict[fx.Node, RowSet] = {}  # of values that live packed
         self._dense: dict[fx.Node, fx.Node] = {}
         self._reads_padded: list[tuple[fx.Node, fx.Node, fx.Node]] = []  # node, packed operand, its padded form
         self._inputs: dict[Any, fx.Node] = {}
         self._recipes: dict[str, Recipe] = {}
-        self._checks: list[SeesKey] = []
+        self._checks: list[SeesKey | HasRow] = []
         self._needed: dict[fx.Node, None] = {}
         self._replaced: dict[fx.Node, fx.Node] = {}
         self._entries: dict[int, str] = {}
@@ -64,20 +77,7 @@ class Emitter:
 
     # --- row sets ----------------------------------------------------------------------------------
 
-    def _bodies(self) -> dict[Space, Terms]:
-        """Sets that contain keys are merged, per space, into one: few sets, and maps between nested ones only."""
-        out: dict[Space, Terms] = {}
-        for node, wanted in self.an.wanted.items():
-            space = self.an.space_of(node)
-            if node.op != "call_function":
-                continue  # an input is read where it is needed, and computed nowhere
-            if wanted is not ALL and space is not None and wanted & self.an.key_terms:  # type: ignore[operator]
-                out[space] = out.get(space, frozenset()) | wanted  # type: ignore[operator]
-        return out
-
     def set_of(self, space: Space, terms: Terms | None) -> RowSet:
-        if terms is not None and terms & self.an.key_terms:
-            terms = self._body.get(space, terms)
         key = (space, terms)
         if key not in self._sets:
             self._sets[key] = RowSet(len(self._sets), space, terms)
@@ -638,10 +638,10 @@ class Emitter:
         valid = self._key_valid(a, keys)
         mask = self._pair_mask(a)
         bias = self.biases.of(a, queries, keys)
-        if a.activation == "softmax" and not a.zero_when_blind and (a.predicates or a.bounded or a.masks):
+        if a.activation == "softmax" and not a.zero_when_blind and (a.predicates or a.bounded or a.masks or a.required):
             roles = tuple(self.an.pair_roles(a, m) or "" for m in a.masks)
             self._checks.append(SeesKey(a, queries, keys, roles, str(line_of(a.node) or "")))
-            self.need(*(p.node for p in a.predicates), *(m.node for m in a.masks))
+            self.need(*(p.node for p in (*a.predicates, *a.required)), *(m.node for m in a.masks))
         seed = (
             self.call(aten.randint.low, 0, 2**31 - 1, [1], dtype=torch.int64, device=torch.device("cpu"))
             if a.dropout
@@ -669,10 +669,7 @@ class Emitter:
 
     def _keys(self, a: Attention) -> RowSet:
         wanted = self.an.wanted[a.value]
-        if wanted is ALL:
-            return self.set_of(a.keys, None)
-        terms: Any = wanted
-        return self.set_of(a.keys, terms)
+        return self.set_of(a.keys, None if wanted is ALL else wanted)  # type: ignore[arg-type]
 
     def _key_valid(self, a: Attention, keys: RowSet) -> fx.Node | None:
         """Needed only where the kept keys may hold one that the mask removes."""
@@ -717,14 +714,17 @@ class Emitter:
         """A tensor of pairs as (sequences or 1, heads or 1, queries or 1, keys or 1)."""
         x, node = self.dense(pair.node), pair.node
         groups: dict[str, list[int]] = {"s": [], "h": [], "q": [], "k": []}
+        axes: list[int] = []
         sizes: list[Size] = []
         at = 0
         for i, dim in enumerate(self.typing.atoms(node)):
             for axis in dim:
                 role = "q" if i == pair.query else "k" if i == pair.key else "s" if axis in a.keys.sequence else "h"
                 groups[role].append(at)
+                axes.append(axis)
                 sizes.append(self.typing.axes.size(axis))
                 at += 1
+        groups["h"].sort(key=lambda k: a.heads.index(axes[k]))
         order = [k for role in "shqk" for k in groups[role]]
         if order != sorted(order):
             x = self.call(aten.permute.default, self.reshape(x, sizes), order)
@@ -738,7 +738,7 @@ class Emitter:
             if pair.keeps == "false":
                 x = self.call(aten.logical_not.default, x)
             elif pair.keeps == "additive":
-                x = self.call(aten.gt.Scalar, x, -5e3)
+                x = self.call(aten.gt.Scalar, x, MINUS_INFINITY / 2)
             elif tensor(pair.node).dtype != torch.bool:  # type: ignore[union-attr]
                 x = self.call(aten.ne.Scalar, x, 0)
             out = x if out is None else self.call(aten.logical_and.default, out, x)
@@ -749,6 +749,12 @@ class Emitter:
     def program(self, original: fx.Graph, copies: dict[fx.Node, fx.Node]) -> Program:
         """What the prologue runs; `copies` leads to the nodes of the graph as it was."""
         self.need(*self.an.meanings.speculations)
+        for node, support in self.an.softmaxes.items():
+            space = self.an.space_of(node)
+            if node in self.an.wanted and space is not None and op(node) != "_safe_softmax":
+                counted = RowSet(-1, space, self.an.rows_where(space, support))
+                self._needs(counted)
+                self._checks.append(HasRow(counted, str(line_of(node) or "")))
         order = list(self._needed)
         used = {n for n in self._inputs.values() if n.users}
         for key, node in list(self._inputs.items()):

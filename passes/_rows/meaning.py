@@ -24,8 +24,8 @@ import torch
 from torch import fx
 
 from ... import _torch
-from ...graphs import tensor
-from .axes import Typing, swapped
+from ...graphs import TRAINABLE, tensor
+from .axes import Typing, dim_of_cat, swapped
 from .ops import COPIES, VIEWS, arg, dim_of, is_tensor, number, op, quotient, rank_of, shape
 
 MINUS_INFINITY = -1e4  # what is added to a score to remove it: this or less
@@ -144,7 +144,7 @@ class Speculation:
     """What was true of the inputs seen at compile time, and is checked on every batch."""
 
     node: fx.Node
-    kind: str  # 'binary': only 0 and 1; 'same': still the tensor seen
+    kind: str  # 'binary': only 0 and 1; 'additive': only 0 and minus infinity; 'same': still the tensor seen
     seen: Any = None
 
 
@@ -237,7 +237,9 @@ class Meanings:
             return Const(value.item()) if isinstance(value, torch.Tensor) and value.dim() == 0 else None
         name = op(node)
         rule = _RULES.get(name)
-        if rule is not None:
+        if node in self.typing.untyped and name in VIEWS:
+            found = None  # it cuts across dims
+        elif rule is not None:
             found = rule(self, node)
         elif name in COPIES:
             found = self.of(node.args[0])
@@ -256,7 +258,7 @@ class Meanings:
         seen = self._example(node) if node not in self.tainted else None
         found = _recognized(seen) if seen is not None else None
         if found is not None:
-            self.speculations[node] = Speculation(node, "same", seen)
+            self.speculations[node] = Speculation(node, "same", seen.clone())
             return found
         return self._leaf(node)
 
@@ -266,7 +268,7 @@ class Meanings:
             return None
         root = self.root(node)
         seen = self._example(root)
-        if seen is None or not bool(((seen == 0) | (seen == 1)).all()):
+        if seen is None or not bool(only(seen, "binary").all()):
             return None
         mask = self.holds(Predicate(root, 0, False), node)
         if mask is None:
@@ -281,13 +283,24 @@ class Meanings:
             return exact
         here, there = self._places(node), self._places(node.args[0])
         if op(node) in ("repeat", "tile"):
-            return exact
+            added = rank_of(node) - rank_of(node.args[0])
+            return lambda i: i + added
 
         def inside(i: int) -> int | None:
             holders = [k for k, d in enumerate(here) if there[i] and set(there[i]) <= set(d)]
             return holders[0] if len(holders) == 1 else None
 
         return inside
+
+    def mask_of_pairs(self, node: fx.Node, kind: str) -> bool:
+        """Does a tensor of the batch hold only 0 and 1 ('binary'), or 0 and minus infinity ('additive')?"""
+        if node in self.tainted or not is_tensor(node):
+            return False
+        seen = self._example(node)
+        if seen is None or not bool(only(seen, kind).all()):
+            return False
+        self.speculations[node] = Speculation(node, kind)
+        return True
 
     def view(self, node: fx.Node) -> DimMap:
         """Where a dim of the source of a view ends up."""
@@ -344,6 +357,8 @@ class Meanings:
         if name in _ARITHMETIC:
             x = self._speculated(node.args[0], rank, y) if x is None or _is_bare(x, node.args[0]) else x
             y = self._speculated(node.args[1], rank, x) if y is None or _is_bare(y, node.args[1]) else y
+        if name in _OR and self.describes_rows(node):
+            return None  # one predicate of its own, which can be negated
         found = _combined(name, fold, x, y)
         return found if found is not None else self._comparison(node, name, y)
 
@@ -364,13 +379,14 @@ class Meanings:
         return self.holds(Predicate(self.root(source), other.value, name == "eq"), node)
 
 
+def only(value: torch.Tensor, kind: str) -> torch.Tensor:
+    """Where a mask holds what masks of its kind hold."""
+    return (value == 0) | (value == 1 if kind == "binary" else value <= MINUS_INFINITY)
+
+
 def _taints(node: fx.Node) -> bool:
-    if node.op == "placeholder":
-        value = tensor(node)
-        return value is not None and value.requires_grad
-    if node.op == "get_attr":
-        held = getattr(node.graph.owning_module, str(node.target), None)
-        return isinstance(held, torch.Tensor) and held.requires_grad
+    if node.op in ("placeholder", "get_attr"):
+        return bool(node.meta.get(TRAINABLE))
     return op(node) in _HEAVY or (node.op == "call_function" and _torch.is_random(node))
 
 
@@ -566,6 +582,16 @@ def _slice(m: Meanings, n: fx.Node) -> Meaning | None:
             shift = (literal.j == at) * start - (literal.i == at) * start
             moved.add(replace(literal, least=literal.least + shift))
     return Two(frozenset(moved), found.yes, found.no)
+
+
+@means("cat", "concat")
+def _repeated(m: Meanings, n: fx.Node) -> Meaning | None:
+    """The same mask once per head, one after the other."""
+    parts: Any = n.args[0]
+    if any(p is not parts[0] for p in parts):
+        return None
+    at = dim_of_cat(n)
+    return remapped(m.of(parts[0]), lambda i: i if i != at else None, lambda i: i)
 
 
 @means("select")

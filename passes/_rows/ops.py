@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +21,7 @@ _ALSO_POINTWISE = {
     "clone", "_to_copy", "to", "detach", "alias", "contiguous", "lift_fresh_copy", "dropout", "zeros_like", "ones_like",
     "full_like", "multiply", "type_as", "where", "masked_fill", "copy", "divide", "subtract", "true_divide", "fill",
     "gelu", "log_sigmoid", "softplus", "nan_to_num", "logical_or", "logical_and", "logical_not", "greater", "less",
-    "greater_equal", "less_equal", "not_equal", "negative", "absolute", "square", "clip",
+    "greater_equal", "less_equal", "floor_divide", "not_equal", "negative", "absolute", "square", "clip",
 }  # fmt: skip
 _NOT_POINTWISE = {"bernoulli", "rand_like", "randn_like", "randint_like", "normal"}
 VIEWS = {"reshape", "view", "flatten", "unflatten", "unsqueeze", "squeeze", "permute", "transpose", "t", "expand",
@@ -133,3 +134,17 @@ def product(sizes: Any) -> Size:
 def number(value: Any) -> float | int | bool | None:
     """A plain number, or None."""
     return value if isinstance(value, (bool, int, float)) else None
+
+
+def size_symbols(placeholders: Sequence[fx.Node]) -> dict[sympy.Symbol, tuple[int, int | None]]:
+    """Inputs from which symbolic sizes can be read."""
+    found: dict[sympy.Symbol, tuple[int, int | None]] = {}
+    for index, node in enumerate(placeholders):
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
+            found.setdefault(value.node.expr, (index, None))
+        if isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                    found.setdefault(size.node.expr, (index, dim))
+    return found

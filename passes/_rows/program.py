@@ -18,8 +18,8 @@ from torch import fx
 from ...prologue import Call, Unprovable
 from .attention import Attention
 from .axes import Axis, Typing
-from .meaning import Speculation
-from .ops import Size
+from .meaning import Speculation, only
+from .ops import Size, size_symbols
 from .sets import Batch, Terms, within_band
 from .spaces import Space
 
@@ -103,11 +103,13 @@ class SeesKey:
         for predicate in a.predicates:
             visible = visible & batch.holds(predicate, a.keys)
         wanted = rows.mask(self.queries)
+        for predicate in a.required:
+            if bool((wanted & ~batch.holds(predicate, a.queries)).any()):
+                raise Unprovable("a query that matters is masked, and eager averages over pads", self.line)
         if a.masks:
             pairs = visible[:, None, None, :]
             for mask, roles in zip(a.masks, self.roles, strict=True):
-                shown = batch.pairs(mask.node, roles)
-                pairs = pairs & (shown if mask.keeps == "true" else ~shown if mask.keeps == "false" else shown > -5e3)
+                pairs = pairs & batch.pairs(mask.node, roles, mask.keeps)
             seen = pairs.any(3).all(1).expand(wanted.shape)
         elif a.self_attention and a.bounded:
             seen = within_band(visible, -a.most, -a.least)
@@ -115,6 +117,18 @@ class SeesKey:
             seen = visible.any(1, keepdim=True).expand(wanted.shape)
         if bool((wanted & ~seen).any()):
             raise Unprovable("a query that matters sees no valid key, and eager averages over pads", self.line)
+
+
+@dataclass(frozen=True)
+class HasRow:
+    """Every sequence must have a row that a softmax over its columns counts: eager averages over pads otherwise."""
+
+    rows: RowSet
+    line: str
+
+    def check(self, rows: Rows) -> None:
+        if bool((~rows.mask(self.rows).any(1)).any()):
+            raise Unprovable("a sequence has no valid row to take a softmax over", self.line)
 
 
 @dataclass
@@ -126,7 +140,7 @@ class Program:
     typing: Typing
     symbols: dict[sympy.Symbol, tuple[int, int | None]]  # where a symbolic size is read: input, dim
     recipes: dict[str, Recipe]
-    checks: list[SeesKey]
+    checks: list[SeesKey | HasRow]
     speculations: list[Speculation]
     sets: list[RowSet]
     entries: list[tuple[int, str]]  # padded floating-point inputs, which must be finite
@@ -169,10 +183,10 @@ class Program:
 
 def verify(speculation: Speculation, value: torch.Tensor) -> None:
     """Is what was seen at compile time still so?"""
-    if speculation.kind == "binary":
-        if not bool(((value == 0) | (value == 1)).all()):
-            raise Unprovable(f"%{speculation.node} no longer holds only 0 and 1")
-    elif value is not speculation.seen and not torch.equal(value, speculation.seen):
+    if speculation.kind != "same":
+        if not bool(only(value, speculation.kind).all()):
+            raise Unprovable(f"%{speculation.node} no longer holds a mask's two values only")
+    elif not torch.equal(value, speculation.seen):
         raise Unprovable(f"%{speculation.node} no longer holds what it held when this was compiled")
 
 
@@ -190,20 +204,6 @@ def batch_of(
         return int(value.subs(known))
 
     return Batch(values, typing.atoms, number, typing.axes.size)
-
-
-def size_symbols(placeholders: Sequence[fx.Node]) -> dict[sympy.Symbol, tuple[int, int | None]]:
-    """Inputs from which symbolic sizes can be read."""
-    found: dict[sympy.Symbol, tuple[int, int | None]] = {}
-    for index, node in enumerate(placeholders):
-        value = node.meta.get("val")
-        if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
-            found.setdefault(value.node.expr, (index, None))
-        if isinstance(value, torch.Tensor):
-            for dim, size in enumerate(value.shape):
-                if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
-                    found.setdefault(size.node.expr, (index, dim))
-    return found
 
 
 class Examples:

@@ -115,7 +115,11 @@ def _literal(literal: Holds | Band) -> str:
 
 
 def _speculations(an: DemandAnalysis) -> list[str]:
-    kinds = {"binary": "holds only 0 and 1", "same": "holds what it held when this was compiled"}
+    kinds = {
+        "binary": "holds only 0 and 1",
+        "additive": "holds only 0 and minus infinity",
+        "same": "holds what it held when this was compiled",
+    }
     return [_at(s.node, f"%{s.node} {kinds[s.kind]}") for s in an.meanings.speculations.values()]
 
 

@@ -16,7 +16,7 @@ from torch import fx
 
 from ...prologue import Unprovable
 from .axes import Axis
-from .meaning import Predicate, Within
+from .meaning import MINUS_INFINITY, Predicate, Within
 from .ops import Size
 from .spaces import Moved, Relation, Space
 
@@ -77,6 +77,7 @@ class SeenThrough:
     space: Space
     mask: fx.Node
     roles: str  # of the mask's dims: s(equence), h(ead), q(uery), k(ey), 1
+    keeps: str  # where it is 'true', 'false', or 'additive': above minus infinity
     queries: Space
     of: Term | None
 
@@ -187,15 +188,16 @@ class Batch:
         return self._shown(term)
 
     def _shown(self, term: SeenThrough) -> torch.Tensor:
-        pairs = self.pairs(term.mask, term.roles)
+        pairs = self.pairs(term.mask, term.roles, term.keeps)
         if term.of is not None:
             pairs = pairs & self.mask(term.of)[:, None, :, None]
         rows, columns = self.extent(term.space)
         return pairs.any(2).any(1).expand(rows, columns)
 
-    def pairs(self, mask: fx.Node, roles: str) -> torch.Tensor:
-        """A mask of pairs as (sequences, heads, queries, keys), size 1 where it does not vary."""
+    def pairs(self, mask: fx.Node, roles: str, keeps: str) -> torch.Tensor:
+        """Pairs that a mask keeps, as (sequences, heads, queries, keys), size 1 where it does not vary."""
         value = self.values[mask]
+        value = value > MINUS_INFINITY / 2 if keeps == "additive" else value == 0 if keeps == "false" else value != 0
         for role in "shqk":
             if role not in roles:
                 value, roles = value.unsqueeze(0), role + roles

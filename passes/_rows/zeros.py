@@ -10,9 +10,9 @@ from typing import Any
 from torch import fx
 
 from ...graphs import tensor
-from .axes import REDUCTIONS, Typing
+from .axes import REDUCTIONS, Typing, dim_of_cat
 from .meaning import Band, Holds, Meanings, Predicate, Within
-from .ops import COPIES, VIEWS, arg, is_tensor, op, tensors
+from .ops import COPIES, VIEWS, arg, dim_of, is_tensor, op, rank_of, tensors
 
 Support = frozenset[Predicate | Within]
 NOWHERE_KNOWN: Support = frozenset()
@@ -34,9 +34,11 @@ class Zeros:
         self._support: dict[fx.Node, Support] = {}
         for node in graph.nodes:
             if is_tensor(node):
+                flat = typing.flat(node)
+                once = {a for a in flat if flat.count(a) == 1}  # a tensor of pairs has rows twice
+                lost = self._mixed_axes(node)
                 found = self._rule(node)
-                flat = set(typing.flat(node))
-                self._support[node] = frozenset(p for p in found if self._axes(p, node) <= flat)
+                self._support[node] = frozenset(p for p in found if self.axes(p) <= once and not self.axes(p) & lost)
 
     def support(self, node: Any) -> Support:
         """Predicates that all hold wherever the value is not zero."""
@@ -46,11 +48,34 @@ class Zeros:
         """Said by who knows more about an op than its operands tell."""
         self._support[node] = self.support(node) | support
 
-    def _axes(self, predicate: Predicate | Within, node: fx.Node) -> set[int]:
+    def axes(self, predicate: Predicate | Within) -> set[int]:
         if isinstance(predicate, Within):
             sequence, column, _ = self.typing.jagged[predicate.node]
             return {*self.typing.axes.atoms(sequence), *self.typing.axes.atoms(column)}
         return set(self.typing.flat(predicate.node))
+
+    def _mixed_axes(self, n: fx.Node) -> set[int]:
+        """Axes along which an element of the result is not made from the element at its own index."""
+        if not op(n):
+            return set()
+        name, source = op(n), n.args[0] if n.args else None
+        if n in self.typing.untyped:
+            return set(self.typing.flat(n))
+        if name in ("linear", "matmul", "mm") and is_tensor(source):
+            return set(self.typing.atoms(source)[-1])  # type: ignore[arg-type]
+        if name in ("slice", "narrow", "select", "index_select"):
+            same = rank_of(n) == rank_of(source) and self.typing.atoms(n) == self.typing.atoms(source)  # type: ignore[arg-type]
+            return set() if same else set(self.typing.atoms(source)[dim_of(n)])  # type: ignore[arg-type]
+        if name in ("cat", "concat"):
+            parts: Any = source
+            at = dim_of_cat(n)
+            whole = self.typing.atoms(n)[at]
+            pieces = [self.typing.atoms(p)[at] for p in parts]
+            return set() if all(p == whole[1:] for p in pieces) else {a for p in pieces for a in p}
+        if name == "getitem" and op(source) in _SPLITS:
+            cut: Any = source
+            return set(self.typing.atoms(cut.args[0])[dim_of(cut)])
+        return set()
 
     def factor(self, node: Any) -> Support:
         """Predicates outside of which a factor is zero."""

@@ -19,7 +19,7 @@ from turbogr_compile import GraphRun, Instrument, Pipeline, Role
 
 ITEMS, DIM, HEADS, B, N = 30, 8, 2, 4, 10
 P = 0.3
-SEEDS = 600
+SEEDS = 300
 ROADS = {"eager": {"target": "eager"}, "aten": {"codegen": "aten"}}
 both_roads = pytest.mark.parametrize("road", ROADS)
 AS_EAGER = Pipeline.default("cpu").spec.replace("pack-rows", "pack-rows{dropout=padded}")
@@ -148,9 +148,17 @@ def test_each_element_is_kept_as_often_as_it_should(road: str) -> None:
     assert (apart[1:] * apart[:-1]).mean().abs() <= 4 / kept.numel() ** 0.5
 
 
-@both_roads
-@pytest.mark.parametrize("spelling", ["sdpa", "softmax", "silu"])
-@pytest.mark.parametrize("rows, pairs", [(P, 0.0), (0.0, P), (0.2, 0.2)], ids=["rows", "pairs", "both"])
+@pytest.mark.parametrize(
+    "road, spelling, rows, pairs",
+    [
+        ("eager", "sdpa", P, 0.0),
+        ("eager", "sdpa", 0.0, P),
+        ("eager", "softmax", 0.0, P),
+        ("eager", "silu", 0.0, P),
+        ("aten", "sdpa", 0.2, 0.2),
+        ("aten", "silu", 0.2, 0.2),
+    ],
+)
 def test_loss_has_the_distribution_of_eager(road: str, spelling: str, rows: float, pairs: float) -> None:
     model = model_of(spelling, rows, pairs)
     run, seen = compiled(model.loss, road)
@@ -259,11 +267,9 @@ def test_padded_dropout_draws_what_eager_draws(road: str, spelling: str) -> None
     assert seen.attentions == 1
 
 
-@both_roads
-@pytest.mark.parametrize("spelling", ["sdpa", "softmax", "silu"])
-def test_pairs_keep_their_own_stream(road: str, spelling: str) -> None:
+def test_pairs_keep_their_own_stream() -> None:
     """Masks of attention are drawn by the packed kernel in either mode: same distribution, other numbers."""
-    model = model_of(spelling, 0.2, 0.2)
-    run, seen = compiled(model.loss, road, pipeline=AS_EAGER)
+    model = model_of("sdpa", 0.2, 0.2)
+    run, seen = compiled(model.loss, "eager", pipeline=AS_EAGER)
     assert_same_distribution(losses(model.loss), losses(run))
     assert seen.attentions == 1

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,8 +153,9 @@ class Packed:
     def fallbacks(self) -> dict[str, int]:
         return {r: c for s in statistics() if id(s) not in self._others for r, c in s.fallbacks.items()}
 
-    def check(self, graphs: int = 1, attentions: int = LAYERS) -> None:
-        assert self.attentions.per_graph == [attentions] * graphs
+    def check(self) -> None:
+        """Every graph is packed, and so was every batch. Dynamo may compile a graph with symbols twice."""
+        assert self.attentions.per_graph and set(self.attentions.per_graph) == {LAYERS}, self.attentions.per_graph
         assert not self.fallbacks
 
 
@@ -193,10 +195,9 @@ def compare(packed: Packed, model: Recommender, road: str, *args: Any, tolerance
 # --- precision -------------------------------------------------------------------------------------------
 
 
-@both_roads
 @both_layers
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("where", ["around", "inside"])
+@pytest.mark.parametrize("road, where", [("eager", "around"), ("aten", "around"), ("aten", "inside")])
 def test_autocast(packed: Packed, layer: str, road: str, dtype: torch.dtype, where: str) -> None:
     """Autocast halves differ by rounding from each other, and no more from full precision than eager's do."""
     model, reference = recommender(layer), recommender(layer)
@@ -260,7 +261,7 @@ def test_evaluation_then_training(packed: Packed, road: str) -> None:
         with torch.no_grad():
             torch.testing.assert_close(compiled(*batch(seed)), reference.loss(*batch(seed)))
         assert_close(trained(reference.loss, reference, *batch(seed)), trained(compiled, model, *batch(seed)))
-    packed.check(graphs=2)
+    packed.check()
 
 
 @both_roads
@@ -386,15 +387,14 @@ def test_sizes_that_turn_out_to_change(packed: Packed, road: str) -> None:
     for seed, (b, n) in enumerate([(4, 12), (4, 9), (6, 16), (4, 12)]):
         args = batch(seed, b, n)
         assert_close(trained(reference.loss, reference, *args), trained(compiled, model, *args))
-    packed.check(graphs=len(packed.attentions.per_graph))
+    packed.check()
 
 
-@both_roads
 @both_layers
 @pytest.mark.parametrize("b, n", [(1, N), (B, 1), (1, 1), (B, 2)])
-def test_smallest_sizes(packed: Packed, layer: str, road: str, b: int, n: int) -> None:
+def test_smallest_sizes(packed: Packed, layer: str, b: int, n: int) -> None:
     """Nothing is padded in some of these: what matters is that results are eager's."""
-    compare(packed, recommender(layer), road, *batch(0, b, n))
+    compare(packed, recommender(layer), "aten", *batch(0, b, n))
 
 
 @both_roads
@@ -489,7 +489,7 @@ def test_two_models_in_turns(packed: Packed, road: str) -> None:
     for seed in range(3):
         for model, reference, run in zip(models, references, compiled, strict=True):
             assert_close(trained(reference.loss, reference, *batch(seed)), trained(run, model, *batch(seed)))
-    packed.check(graphs=2)
+    packed.check()
 
 
 @both_roads
@@ -521,24 +521,24 @@ def test_threads_share_compiled_code(packed: Packed, road: str) -> None:
     packed.check()
 
 
-@both_roads
-def test_another_process_gives_the_same_loss(packed: Packed, road: str) -> None:
+def test_another_process_gives_the_same_loss() -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from packing import test_modes as t\n"
         "model = t.recommender('silu')\n"
         "compiled = t.Packed().compile(model.loss, sys.argv[2])\n"
         "found = t.trained(compiled, model, *t.batch())\n"
-        "print(found['loss'].item(), found['items.weight'].sum().item())\n"
+        "print(found['loss'].item(), found['items.weight'].abs().sum().item())\n"
     )
-    tests = str(__import__("pathlib").Path(__file__).parents[1])
-    command = [sys.executable, "-c", program, tests, road]
+    command = [sys.executable, "-c", program, str(Path(__file__).parents[1]), "aten"]
     printed = [subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(2)]
     assert printed[0] == printed[1]
     model = recommender("silu")
     expected = trained(model.loss, model, *batch())
     loss, total = map(float, printed[0].split())
-    assert (loss, total) == pytest.approx((expected["loss"].item(), expected["items.weight"].sum().item()), rel=1e-4)
+    assert (loss, total) == pytest.approx(
+        (expected["loss"].item(), expected["items.weight"].abs().sum().item()), rel=1e-4
+    )
 
 
 # --- Inductor --------------------------------------------------------------------------------------------
