@@ -84,15 +84,17 @@ class PackRows(Pass):
             if values:
                 first = min(values, key=list(emitter.homes).index)
                 plural = "s" if len(values) > 1 else ""
-                ctx.applied("packed", f"{len(values)} value{plural} live on {_described(chosen, rows)}", first)
+                where = _described(chosen, emitter.count(chosen), rows)
+                ctx.applied("packed", f"{len(values)} value{plural} live on {where}", first)
 
 
-def _described(chosen: RowSet, rows: Rows | None) -> str:
+def _described(chosen: RowSet, count: Any, rows: Rows | None) -> str:
     if rows is None:
-        return f"rows where {chosen}"
+        return f"{count} rows: {chosen}"
     total, columns = rows.batch.extent(chosen.space)
     kept = len(rows.rows(chosen))
-    return f"{kept} of {total * columns} rows ({kept / max(total * columns, 1):.0%} of the batch seen): {chosen}"
+    seen = f"{kept} of {total * columns} in the batch seen, {kept / max(total * columns, 1):.0%}"
+    return f"{count} rows ({seen}): {chosen}"
 
 
 def _rows_seen(program: Program, ctx: Context) -> Rows | None:

@@ -52,12 +52,28 @@ def summary_text(record: dict[str, Any], timing: bool = False) -> str:
         parts.append(table(rows, [*header, "time"] if timing else header) + "\n")
     else:
         parts.append("no passes in this phase\n")
+    costs = [line for step in record["steps"] for line in cost_lines(step)]
+    if costs:
+        parts.append("\ncosts\n" + "\n".join(costs) + "\n")
     misses = [line for step in record["steps"] for line in _recorded_misses(record, step)]
     if misses:
         parts.append("\nnear misses\n" + "\n".join(misses) + "\n")
     if record["remarks"]:
         parts.append("\nremarks\n" + "\n".join(remark_lines(record)) + "\n")
     return "\n".join(parts)
+
+
+def cost_lines(step: dict[str, Any]) -> list[str]:
+    """What a pass changed about the cost of the graph: numbers at the sizes seen, and formulas."""
+    stats, lines = step["stats"], []
+    for what, unit in (("flops", "FLOPs"), ("bytes", "bytes")):
+        before, after = stats.get(what, ["", ""])
+        if before == after or stats["flops"][0] == stats["flops"][1]:
+            continue
+        values = stats[f"{what}_value"]
+        lines.append(f"  {step['name']}   {unit} {human(values[0])} → {human(values[1])}")
+        lines += [f"     {text}" for text in (f"before: {before}", f"after:  {after}") if not text[9:].isdigit()]
+    return lines
 
 
 def remark_lines(record: dict[str, Any]) -> list[str]:

@@ -82,8 +82,10 @@ def analyse(
     refused: frozenset[fx.Node] = frozenset(),
 ) -> RowAnalysis:  # fmt: skip
     """Axes, meanings, zeros and demand of a captured graph; `inputs` are real ones, where they are known."""
-    examples = Examples(graph, inputs)
-    typing = Typing(graph)
-    meanings = Meanings(graph, typing, examples)
-    zeros = Zeros(graph, typing, meanings)
-    return RowAnalysis(graph, DemandAnalysis(graph, typing, meanings, zeros, unspecified_outputs, refused), examples)
+    with torch.no_grad():
+        examples = Examples(graph, inputs)
+        typing = Typing(graph)
+        meanings = Meanings(graph, typing, examples)
+        zeros = Zeros(graph, typing, meanings)
+        demand = DemandAnalysis(graph, typing, meanings, zeros, unspecified_outputs, refused)
+    return RowAnalysis(graph, demand, examples)

@@ -61,6 +61,7 @@ class Attention:
     predicates: frozenset[Predicate] = frozenset()  # keys that count
     query_predicates: frozenset[Predicate] = frozenset()  # other queries give zero
     required: frozenset[Predicate] = frozenset()  # queries that matter must hold these: eager averages otherwise
+    divisors: list[fx.Node] = field(default_factory=list)  # sizes that the weights are divided by
     masks: list[Pairs] = field(default_factory=list)
     biases: list[Pairs] = field(default_factory=list)
     zero_when_blind: bool = False  # a query without visible key gives zero in eager too
@@ -165,6 +166,9 @@ class Recognizer:
             elif name in ("mul", "div", "multiply") and self.meanings.constant(x.args[1]) is not None:
                 factor = float(self.meanings.constant(x.args[1]))
                 multiplier = multiplier / factor if name == "div" else multiplier * factor
+                x = x.args[0]  # type: ignore[assignment]
+            elif name == "div" and not a.activation and _is_size(x.args[1]):
+                a.divisors.append(x.args[1])  # type: ignore[arg-type]
                 x = x.args[0]  # type: ignore[assignment]
             elif name in ("mul", "multiply"):
                 score, mask = self._sides(x)
@@ -456,6 +460,10 @@ class Recognizer:
 
 _BETWEEN = {"mul", "multiply", "div", "add", "sub", "where", "masked_fill", "softmax", "_softmax", "_safe_softmax",
             "silu", "dropout", "_to_copy", "to"}  # fmt: skip
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), (torch.SymInt, torch.SymFloat))
 
 
 def _aligned(operand: fx.Node, x: fx.Node, dim: int | None) -> int | None:

@@ -29,6 +29,7 @@ from .ops import (
     rank_of,
     shape,
     size,
+    size_seen,
     tensors,
 )  # fmt: skip
 
@@ -40,7 +41,9 @@ Dims = list[Dim]
 class Axes:
     """Union-find over axes; an axis may be split into a product of smaller ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, hint: Callable[[Size], int | None] = lambda _: None) -> None:
+        self._hint = hint
+        self.assumed_equal: set[tuple[Size, Size]] = set()  # sizes that two lined-up dims share in the batch seen
         self._parent: list[Axis] = []
         self._size: list[Size] = []
         self._parts: dict[Axis, list[Axis]] = {}
@@ -107,6 +110,9 @@ class Axes:
                 first, rest = self.split(y, (self.size(x), whole))
                 self.unify(x, first)
                 right.appendleft(rest)
+            elif self._hint(self.size(x)) is not None and self._hint(self.size(x)) == self._hint(self.size(y)):
+                self.assumed_equal.add((self.size(x), self.size(y)))
+                self.unify(x, y)
             else:
                 return False
         return not left and not right
@@ -147,7 +153,7 @@ class Typing:
     """Dims of every value of a graph."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        self.axes = Axes()
+        self.axes = Axes(lambda value: size_seen(graph, value))
         self._dims: dict[fx.Node, Dims] = {}
         self._parts: dict[fx.Node, list[Dims | None]] = {}  # of ops with several results
         self.jagged: dict[fx.Node, tuple[Dim, Dim, Dim]] = {}  # offsets -> sequence, column and row dims
@@ -415,11 +421,18 @@ def _einsum(t: Typing, n: fx.Node) -> Dims | None:
 
 
 def einsum_labels(n: fx.Node) -> tuple[list[str], str] | None:
-    """Labels of the operands and of the result; None for spellings with '...' or repeated letters."""
+    """Labels of the operands and of the result; None where a letter is repeated within an operand."""
     equation = str(n.args[0]).replace(" ", "")
     left, arrow, out = equation.partition("->")
     inputs = left.split(",")
-    if "." in equation or any(len(set(label)) != len(label) for label in inputs):
+    operands: Any = n.args[1]
+    free = [c for c in "ABCDEFGHIJKLMNOPQRS" if c not in equation]
+    widest = max(rank_of(x) - len(label.replace("...", "")) for label, x in zip(inputs, operands, strict=True))
+    for k, (label, x) in enumerate(zip(inputs, operands, strict=True)):
+        count = rank_of(x) - len(label.replace("...", ""))
+        inputs[k] = label.replace("...", "".join(free[widest - count : widest]))
+    out = out.replace("...", "".join(free[:widest]))
+    if any(len(set(label)) != len(label) for label in inputs):
         return None
     if not arrow:
         letters = "".join(inputs)
@@ -508,9 +521,11 @@ def counts_from_zero(n: Any) -> bool:
 @typed("cross_entropy_loss", "nll_loss", "nll_loss_nd")
 def _cross_entropy(t: Typing, n: fx.Node) -> Dims | None:
     scores, target = t.dims(n.args[0]), t.dims(n.args[1])
-    if tensor(n.args[1]).dtype.is_floating_point:  # type: ignore[union-attr]
-        return None
     rows = [d for i, d in enumerate(scores) if i != (1 if len(scores) > 1 else 0)]
+    if tensor(n.args[1]).dtype.is_floating_point:  # type: ignore[union-attr]
+        for a, b in zip(scores, target, strict=True):  # shares of the classes
+            t.join(a, b)
+        return rows if rank_of(n) else []
     for a, b in zip(rows, target, strict=True):
         t.join(a, b)
     return list(target) if rank_of(n) else []

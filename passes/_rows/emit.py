@@ -654,6 +654,8 @@ class Emitter:
         )  # fmt: skip
         out.meta[PAIRS] = (self.pairs(queries, keys), None)
         out = self._from_heads(out, a, queries)
+        for divisor in a.divisors:
+            out = self.call(aten.div.Tensor, out, divisor)
         if a.query_predicates:
             shown = self.holding(queries, a.query_predicates)
             shown = self.reshape(shown, [-1, *[1] * len(self.kept(a.node, queries.space.axes))])
@@ -749,6 +751,8 @@ class Emitter:
     def program(self, original: fx.Graph, copies: dict[fx.Node, fx.Node]) -> Program:
         """What the prologue runs; `copies` leads to the nodes of the graph as it was."""
         self.need(*self.an.meanings.speculations)
+        for chosen in self._sets.values():
+            self._needs(chosen)
         for node, support in self.an.softmaxes.items():
             space = self.an.space_of(node)
             if node in self.an.wanted and space is not None and op(node) != "_safe_softmax":

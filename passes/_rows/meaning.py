@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -137,6 +137,7 @@ class OneHot:
 
 Meaning = Const | Iota | Two | OneHot
 DimMap = Callable[[int], "int | None"]  # where a dim goes: exactly there, or None
+HoldsMap = Callable[[Holds], "tuple[int, ...] | None"]
 
 
 @dataclass(frozen=True)
@@ -276,19 +277,22 @@ class Meanings:
         self.speculations[root] = Speculation(root, "binary")
         return Two(mask.literals, 1, 0)
 
-    def _inside(self, node: fx.Node) -> DimMap:
-        """Where a dim of the source ends up, be it as a part of a larger one: enough to know which rows are meant."""
+    def _inside(self, node: fx.Node) -> HoldsMap:
+        """Where the rows of a predicate end up, be it as a part of a larger dim: they are known by their axes."""
         exact = self.view(node)
-        if op(node) not in ("reshape", "view", "flatten", "unflatten", "repeat", "tile", "squeeze"):
-            return exact
-        here, there = self._places(node), self._places(node.args[0])
         if op(node) in ("repeat", "tile"):
             added = rank_of(node) - rank_of(node.args[0])
-            return lambda i: i + added
+            return lambda literal: tuple(d + added for d in literal.dims)
+        if op(node) not in ("reshape", "view", "flatten", "unflatten", "squeeze"):
+            return lambda literal: _all(exact(d) for d in literal.dims)
+        source: Any = node.args[0]
+        here, there = self._places(node), self._places(source)
+        flat = self.typing.flat(source)
 
-        def inside(i: int) -> int | None:
-            holders = [k for k, d in enumerate(here) if there[i] and set(there[i]) <= set(d)]
-            return holders[0] if len(holders) == 1 else None
+        def inside(literal: Holds) -> tuple[int, ...] | None:
+            own = [d for d in self.typing.atoms(literal.predicate.node) if d]
+            return _all(_holder(here, {p for p in there[at] if flat[p] in dim})
+                        for at, dim in zip(literal.dims, own, strict=True))  # fmt: skip
 
         return inside
 
@@ -394,19 +398,33 @@ def _is_bare(meaning: Meaning | None, value: Any) -> bool:
     return meaning is None and isinstance(value, fx.Node)
 
 
-def remapped(meaning: Meaning | None, to: DimMap, inside: DimMap | None = None) -> Meaning | None:
+def _all(dims: Iterable[int | None]) -> tuple[int, ...] | None:
+    found = tuple(dims)
+    return None if None in found else found  # type: ignore[return-value]
+
+
+def _holder(dims: list[tuple[int, ...]], places: set[int]) -> int | None:
+    """The dim that holds all of some places."""
+    found = [k for k, d in enumerate(dims) if places and places <= set(d)]
+    return found[0] if len(found) == 1 else None
+
+
+def remapped(meaning: Meaning | None, to: DimMap, inside: HoldsMap | None = None) -> Meaning | None:
     """The meaning with its dims renumbered; None where one of them is gone. `inside` serves predicates, which know
     their rows by axes."""
     if isinstance(meaning, Two):
-        literals = set()
+        literals: set[Literal] = set()
         for literal in meaning.literals:
             if isinstance(literal, Holds):
-                new = tuple((inside or to)(d) for d in literal.dims)
+                new = inside(literal) if inside is not None else _all(to(d) for d in literal.dims)
+                if new is None:
+                    return None
+                literals.add(Holds(literal.predicate, new))
             else:
-                new = (to(literal.i), to(literal.j))
-            if None in new:
-                return None
-            literals.add(Holds(literal.predicate, new) if isinstance(literal, Holds) else Band(*new, literal.least))  # type: ignore[arg-type]
+                i, j = to(literal.i), to(literal.j)
+                if i is None or j is None:
+                    return None
+                literals.add(Band(i, j, literal.least))
         return Two(frozenset(literals), meaning.yes, meaning.no)
     if isinstance(meaning, (Iota, OneHot)):
         dim = to(meaning.dim)
@@ -591,7 +609,13 @@ def _repeated(m: Meanings, n: fx.Node) -> Meaning | None:
     if any(p is not parts[0] for p in parts):
         return None
     at = dim_of_cat(n)
-    return remapped(m.of(parts[0]), lambda i: i if i != at else None, lambda i: i)
+    return remapped(m.of(parts[0]), lambda i: i if i != at else None, lambda literal: literal.dims)
+
+
+@means("repeat_interleave")
+def _interleaved(m: Meanings, n: fx.Node) -> Meaning | None:
+    at = dim_of(n)
+    return remapped(m.of(n.args[0]), lambda i: i if i != at else None, lambda literal: literal.dims)
 
 
 @means("select")

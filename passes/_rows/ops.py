@@ -11,6 +11,7 @@ import sympy
 import torch
 from torch import fx
 
+from ... import _torch
 from ...context import expression
 from ...graphs import tensor
 
@@ -148,3 +149,13 @@ def size_symbols(placeholders: Sequence[fx.Node]) -> dict[sympy.Symbol, tuple[in
                 if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                     found.setdefault(size.node.expr, (index, dim))
     return found
+
+
+def size_seen(graph: fx.Graph, value: Size) -> int | None:
+    """A size as it was in the call that is being compiled; never adds a guard."""
+    if isinstance(value, int):
+        return value
+    env = _torch.shape_env_of(graph)
+    known = env.backed_var_to_val if env is not None else {}
+    number = value.subs({s: known[s] for s in value.free_symbols if s in known})
+    return int(number) if number.is_Integer else None

@@ -163,6 +163,9 @@ class Program:
         """The row sets of a batch that the packed graph can take."""
         with torch.no_grad():
             batch = self.batch(inputs)
+            for a, b in self.typing.axes.assumed_equal:
+                if batch.number(a) != batch.number(b):
+                    raise Unprovable(f"sizes {a} and {b} differ, which were equal when this was compiled")
             for speculation in self.speculations:
                 verify(speculation, batch.values[speculation.node])
             for index, name in self.entries:
