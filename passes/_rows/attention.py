@@ -65,6 +65,9 @@ class Attention:
     masks: list[Pairs] = field(default_factory=list)
     biases: list[Pairs] = field(default_factory=list)
     zero_when_blind: bool = False  # a query without visible key gives zero in eager too
+    finite_fill: bool = False  # what removes a score is a large number, not infinity
+    cleans_nan: bool = False  # weights that are not a number become zero
+    masked_again: list[tuple[Any, fx.Node, fx.Node, int | None, int]] = field(default_factory=list)
     chain: list[fx.Node] = field(default_factory=list)  # from the PV product back to the QK product
 
     @property
@@ -154,6 +157,9 @@ class Recognizer:
                         raise Refused("dropout of scores before the activation", x)
                     a.dropout = float(arg(x, "p"))
                 x = x.args[0]  # type: ignore[assignment]
+            elif name == "nan_to_num" and not a.activation and not arg(x, "nan"):
+                a.cleans_nan = True
+                x = x.args[0]  # type: ignore[assignment]
             elif name in ("softmax", "_softmax", "_safe_softmax", "silu"):
                 if a.activation:
                     raise Refused("two activations between QK and PV", x)
@@ -184,6 +190,7 @@ class Recognizer:
                 x = self._filled(a, x, query, key)
             elif name in ("matmul", "bmm", "baddbmm", "einsum"):
                 self._query_and_key(a, x, query, key, multiplier)
+                self._finish(a)
                 return
             else:
                 raise Refused(f"{name or x.op} between the QK product and the PV product", x)
@@ -222,10 +229,24 @@ class Recognizer:
             assert literals is not None
             a.query_predicates |= {k.predicate for k in literals if isinstance(k, Holds)}
         elif before == "softmax":
-            raise Refused("attention weights are masked after the softmax: the pads have been counted in its sum", x,
-                          "mask the scores before the softmax")  # fmt: skip
+            a.masked_again.append((literals, mask, x, query, key))
         elif literals is None or not self._absorb(a, literals, offset, x, query, key):
             self._pair_mask(a, mask, x, query, key, "true")
+
+    def _finish(self, a: Attention) -> None:
+        """Masks after the softmax may only repeat what was masked before it."""
+        a.zero_when_blind = a.zero_when_blind or (a.cleans_nan and not a.finite_fill)
+        for literals, mask, x, query, key in a.masked_again:
+            again = Attention(a.node, a.query, a.key, a.value, a.queries, a.keys, a.heads, a.depth, a.value_depth)
+            known = literals is not None and self._absorb(again, literals, rank_of(x) - rank_of(mask), x, query, key)
+            repeats = again.least <= a.least and again.most >= a.most and again.predicates <= a.predicates
+            same = any(m.node is mask and m.keeps == "true" for m in a.masks)
+            if not (known and repeats) and not same:
+                raise Refused("attention weights are masked after the softmax: the pads have been counted in its sum",
+                              x, "mask the scores before the softmax")  # fmt: skip
+            a.query_predicates |= again.query_predicates
+            whole = (again.least, again.most, again.predicates) == (a.least, a.most, a.predicates)
+            a.zero_when_blind = a.zero_when_blind or (known and whole and not a.masks) or same
 
     def _activation_behind(self, x: fx.Node) -> str:
         todo, seen = [x], {x}
@@ -259,10 +280,13 @@ class Recognizer:
         literals = two.admits() if two is not None and multiplier > 0 else None
         offset = rank_of(x) - rank_of(added)
         if literals is not None:
+            assert two is not None
+            a.finite_fill = a.finite_fill or -math.inf not in (two.yes, two.no)
             if not self._absorb(a, literals, offset, x, query, key):
                 self._pair_mask(a, added, x, query, key, "additive")
             return
         if multiplier > 0 and self.meanings.mask_of_pairs(added, "additive"):
+            a.finite_fill = True
             self._pair_mask(a, added, x, query, key, "additive")
             return
         q, k = _aligned(added, x, query), _aligned(added, x, key)
@@ -282,6 +306,7 @@ class Recognizer:
         wanted = wanted or (not a.activation and filler == 0)
         if not wanted or not isinstance(score, fx.Node) or not isinstance(mask, fx.Node):
             raise Refused("scores are filled with something other than minus infinity", x)
+        a.finite_fill = a.finite_fill or (bool(a.activation) and filler != -math.inf)
         two = self.meanings.two(mask)
         if two is not None and not kept:
             two = Two(two.literals, not two.yes, not two.no)
@@ -459,7 +484,7 @@ class Recognizer:
 
 
 _BETWEEN = {"mul", "multiply", "div", "add", "sub", "where", "masked_fill", "softmax", "_softmax", "_safe_softmax",
-            "silu", "dropout", "_to_copy", "to"}  # fmt: skip
+            "silu", "dropout", "_to_copy", "to", "nan_to_num"}  # fmt: skip
 
 
 def _is_size(value: Any) -> bool:

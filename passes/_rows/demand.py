@@ -19,7 +19,7 @@ from .attention import Attention, Recognizer, Refused
 from .axes import REDUCTIONS, Typing, einsum_labels, reduced_dims
 from .meaning import Holds, Meanings, OneHot, Predicate, Two, Within
 from .moves import RESIZING, Move, Moves
-from .ops import SPLITS, arg, dim_of, is_tensor, op, rank_of, size_symbols
+from .ops import LIKE, SPLITS, arg, dim_of, is_tensor, op, rank_of, size_symbols
 from .rowwise import Rowwise
 from .sets import Holding, Read, SeenThrough, Terms, seen
 from .spaces import Moved, Projected, Space
@@ -102,8 +102,19 @@ class DemandAnalysis:
             turned = set(first) & pairs and not set(second) & pairs and second
             space = Space(second, first) if turned else Space(first, second)
             found.setdefault(frozenset(axes), space)
+        self._split_columns(found)
         self._follow_moves(found)
         return list(found.values())
+
+    def _split_columns(self, found: dict[frozenset[int], Space]) -> None:
+        """Where each row became several (item and action, one after the other), pairs show what a column is."""
+        for node in self.graph.nodes:
+            dims = [tuple(d) for d in self.typing.atoms(node) if len(d) > 1] if is_tensor(node) else []
+            for column in {d for d in dims if dims.count(d) > 1}:
+                for space in list(found.values()):
+                    if set(space.column) < set(column) and space.column and not set(space.sequence) & set(column):
+                        finer = Space(space.sequence, column)
+                        found.setdefault(frozenset(finer.axes), finer)
 
     def _sized(self, axis: int) -> bool:
         """Is the size known before the graph runs?"""
@@ -356,6 +367,8 @@ class DemandAnalysis:
             if rule(u, d):
                 return
         space = self.space_of(u)
+        if op(u) in LIKE and u.args[0] in self.meanings.tainted:
+            return
         if op(u) in SPLITS:
             self._split(u)
             return

@@ -27,6 +27,7 @@ from .demand import ALL, DemandAnalysis
 from .meaning import MINUS_INFINITY, Predicate, Within
 from .moves import Move
 from .ops import (
+    LIKE,
     SPLITS,
     VIEWS,
     Size,
@@ -421,6 +422,8 @@ class Emitter:
             return False
         if node in self.an.attentions or node in self.an.softmaxes or op(node) == "fbgemm::jagged_to_padded_dense":
             return True
+        if op(node) in LIKE and node.args[0] in self.an.meanings.tainted:
+            return False  # made without the tensor whose shape it has
         if node in self.an.pooled or self.an.sums_columns(node):
             return False  # made from packed rows, one per sequence
         return self.an.move_of(node) is not None or self.an.why_mixed(node, space) is None
@@ -549,6 +552,10 @@ class Emitter:
         if n.op != "call_function":
             return None
         an = self.an
+        if op(n) in LIKE and n.args[0] in an.meanings.tainted:
+            value: Any = tensor(n)
+            sizes = [self.size(s) for s in shape(n)]
+            return self.call(aten.full.default, sizes, LIKE[op(n)], dtype=value.dtype, device=value.device)
         if n in an.attentions:
             a = an.attentions[n]
             everything = self.set_of(a.queries, None)

@@ -28,6 +28,8 @@ _NOT_POINTWISE = {"bernoulli", "rand_like", "randn_like", "randint_like", "norma
 VIEWS = {"reshape", "view", "flatten", "unflatten", "unsqueeze", "squeeze", "permute", "transpose", "t", "expand",
          "repeat", "tile", "broadcast_to", "expand_as", "view_as", "reshape_as", "movedim", "swapaxes"}  # fmt: skip
 COPIES = {"clone", "alias", "detach", "lift_fresh_copy", "contiguous"}
+# The value does not depend on the tensor they are given, only the shape does.
+LIKE = {"zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
 SPLITS = {"split", "split_with_sizes", "chunk", "tensor_split", "unbind"}
 
 
