@@ -379,15 +379,15 @@ def mark_added_input(node: fx.Node) -> None:
     node._dynamo_source = None
 
 
-def new_row_count(mode: FakeTensorMode) -> torch.SymInt:
-    """A size that only the run knows, at least one."""
+def new_row_count(mode: FakeTensorMode, limit: int | None) -> torch.SymInt:
+    """A size that only the run knows, at least one and at most `limit`."""
     from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
 
     env = mode.shape_env
     assert env is not None
     with env.ignore_fresh_unbacked_symbols():
         count = env.create_unbacked_symint()
-    _constrain_range_for_size(count, min=1)
+    _constrain_range_for_size(count, min=1, max=limit)
     return count
 
 

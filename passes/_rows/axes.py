@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
@@ -159,6 +160,7 @@ class Typing:
         self.jagged: dict[fx.Node, tuple[Dim, Dim, Dim]] = {}  # offsets -> sequence, column and row dims
         self.untyped: set[fx.Node] = set()  # no rule: nothing is known about their dims
         self._offsets: dict[Any, fx.Node] = {}
+        self.kept: dict[fx.Node, Dim] = {}  # mask -> the rows it keeps
         self._atoms: dict[fx.Node, Dims] = {}
         for node in graph.nodes:
             self._type(node)
@@ -494,6 +496,9 @@ def _gather(t: Typing, n: fx.Node) -> Dims:
 
 @typed("index_select")
 def _index_select(t: Typing, n: fx.Node) -> Dims:
+    mask = picking_mask(n)
+    if mask is not None:
+        return _picked(t, n.args[0], mask)  # type: ignore[arg-type]
     dims = list(t.dims(n.args[0]))
     dims[dim_of(n)] = (t.dims(arg(n, "index")) or [[]])[0]
     return dims
@@ -502,6 +507,9 @@ def _index_select(t: Typing, n: fx.Node) -> Dims:
 @typed("index")
 def _index(t: Typing, n: fx.Node) -> Dims | None:
     x, indices = n.args[0], n.args[1]
+    mask = picking_mask(n)
+    if mask is not None:
+        return _picked(t, x, mask)  # type: ignore[arg-type]
     if not all(is_tensor(i) and tensor(i).dtype != torch.bool for i in indices):  # type: ignore[union-attr]
         return None
     for k, index in enumerate(indices):  # type: ignore[arg-type]
@@ -516,6 +524,44 @@ def counts_from_zero(n: Any) -> bool:
     while op(n) in ("unsqueeze", "reshape", "clone", "_to_copy") or (op(n) == "add" and n.args[1] == 0):
         n = n.args[0]
     return op(n) == "arange" and arg(n, "start", 0) in (0, None) and arg(n, "step", 1) in (1, None)
+
+
+def picking_mask(n: fx.Node) -> fx.Node | None:
+    """The mask m when a node is x[m], x[nonzero(m)] or the like: it keeps the rows where m holds, in order."""
+    if op(n) == "index_select":
+        return _coordinates_of(arg(n, "index"), 0) if arg(n, "dim") == 0 else None
+    indices: Any = n.args[1]
+    if op(n) != "index" or not all(is_tensor(i) for i in indices):
+        return None
+    if len(indices) == 1 and tensor(indices[0]).dtype == torch.bool:  # type: ignore[union-attr]
+        return indices[0]
+    masks = [_coordinates_of(i, k) for k, i in enumerate(indices)]
+    mask = masks[0] if masks and all(m is masks[0] for m in masks) else None
+    return mask if mask is not None and rank_of(mask) == len(indices) else None
+
+
+def _coordinates_of(index: Any, k: int) -> fx.Node | None:
+    """The mask whose k-th nonzero coordinates an index is."""
+    while op(index) in ("clone", "_to_copy", "squeeze", "reshape"):
+        index = index.args[0]
+    if op(index) == "getitem" and index.args[1] == k:
+        source = index.args[0]
+        if op(source) in ("nonzero_numpy", "where"):
+            return source.args[0]
+        if op(source) == "unbind" and arg(source, "dim") in (1, -1) and op(source.args[0]) == "nonzero":
+            return source.args[0].args[0]
+    if op(index) == "select" and arg(index, "dim") in (1, -1) and arg(index, "index") == k:
+        return index.args[0].args[0] if op(index.args[0]) == "nonzero" else None
+    return None
+
+
+def _picked(t: Typing, x: fx.Node, mask: fx.Node) -> Dims:
+    """Rows that a mask keeps."""
+    for mine, its in zip(t.dims(x), t.dims(mask), strict=False):
+        t.join(mine, its)
+    if mask not in t.kept:
+        t.kept[mask] = [t.axes.new(sympy.Symbol(f"kept_{len(t.kept)}", integer=True, nonnegative=True))]
+    return [t.kept[mask], *t.dims(x)[rank_of(mask) :]]
 
 
 @typed("cross_entropy_loss", "nll_loss", "nll_loss_nd")

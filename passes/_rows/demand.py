@@ -501,7 +501,7 @@ class DemandAnalysis:
 
     def _kept(self, u: fx.Node, d: Wanted) -> bool:
         """x[mask] reads the rows of the mask."""
-        if op(u) != "index":
+        if op(u) not in ("index", "index_select"):
             return False
         predicate = self.moves.kept_rows(u)
         if predicate is None:

@@ -92,7 +92,9 @@ class Emitter:
     def count(self, chosen: RowSet) -> Any:
         """Number of rows, as a size of fake tensors."""
         if chosen not in self._counts:
-            self._counts[chosen] = self._known_count(chosen) or _torch.new_row_count(self.mode)
+            total = product(self.typing.axes.size(a) for a in chosen.space.axes)
+            limit = total if isinstance(total, int) else None
+            self._counts[chosen] = self._known_count(chosen) or _torch.new_row_count(self.mode, limit)
         return self._counts[chosen]
 
     def _known_count(self, chosen: RowSet) -> Any:
@@ -563,7 +565,7 @@ class Emitter:
         rows = an.loss_rows(n)
         if rows is not None:
             return self._loss(n, rows)
-        if op(n) == "index":
+        if op(n) in ("index", "index_select"):
             predicate = an.moves.kept_rows(n)
             if predicate is not None:
                 space = an.space_of(n.args[0])

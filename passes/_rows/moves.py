@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from ...graphs import tensor
-from .axes import Typing, dim_of_cat, einsum_labels, padding
+from .axes import Typing, dim_of_cat, einsum_labels, padding, picking_mask
 from .meaning import Iota, Meanings, OneHot, Predicate
 from .ops import SPLITS, Size, arg, dim_of, dims_of, is_tensor, op, rank_of, shape, size
 from .spaces import At, Fixed, Moved, Part, Projected, Relation, Space, Taken
@@ -242,12 +242,9 @@ class Moves:
     def kept_rows(self, n: fx.Node) -> Predicate | None:
         """The predicate p when n is x[p], or x[nonzero(p)], for rows of x in order."""
         x: Any = n.args[0]
-        indices: Any = n.args[1]
         into = self.space_of(x)
-        if into is None:
-            return None
-        mask = self._mask_of(indices)
-        if mask is None:
+        mask = picking_mask(n)
+        if into is None or mask is None:
             return None
         two = self.meanings.two(mask)
         kept = two.with_yes(lambda yes, no: yes is True and no is False) if two is not None else None
@@ -260,30 +257,6 @@ class Moves:
         if predicate is None or tuple(own) != into.axes or self.typing.flat(mask) != own:
             return None
         return predicate
-
-    def _mask_of(self, indices: Any) -> fx.Node | None:
-        if len(indices) == 1 and is_tensor(indices[0]) and tensor(indices[0]).dtype == torch.bool:  # type: ignore[union-attr]
-            return indices[0]
-        sources = [_coordinate(i, k) for k, i in enumerate(indices)]
-        if sources and sources[0] is not None and all(s is sources[0] for s in sources):
-            mask = sources[0]
-            return mask if rank_of(mask) == len(indices) else None
-        return None
-
-
-def _coordinate(index: Any, k: int) -> fx.Node | None:
-    """The mask whose k-th nonzero coordinates an index is."""
-    while op(index) in ("clone", "_to_copy", "squeeze", "reshape"):
-        index = index.args[0]
-    if op(index) == "getitem" and index.args[1] == k:
-        source = index.args[0]
-        if op(source) in ("nonzero_numpy", "where"):
-            return source.args[0]
-        if op(source) == "unbind" and arg(source, "dim") in (1, -1) and op(source.args[0]) == "nonzero":
-            return source.args[0].args[0]
-    if op(index) == "select" and arg(index, "dim") in (1, -1) and arg(index, "index") == k:
-        return index.args[0].args[0] if op(index.args[0]) == "nonzero" else None
-    return None
 
 
 def slice_start(n: fx.Node, length: Size) -> Size | None:
