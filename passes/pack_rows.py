@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from .. import (
@@ -14,16 +15,18 @@ from .. import (
 from ..catalogue import register
 from ..context import Context
 from ..errors import OptionError
+from ..graphs import tensor
 from ..pass_base import Pass, Phase, Role
 from ..prologue import Unprovable, keep_original
 from ..provenance import Origin, inherit
 from ..stats import PAIRS, SEEN
 from ._rows.analysis import RowAnalysis, analyse
 from ._rows.emit import Emitter
-from ._rows.ops import op
+from ._rows.ops import arg, op, rank_of
 from ._rows.program import Program, Rows, RowSet
 from ._rows.report import analysis_text
 
+aten = torch.ops.aten
 DROPOUT = ("packed", "padded")
 
 
@@ -44,6 +47,7 @@ class PackRows(Pass):
         if self.dropout not in DROPOUT:
             raise OptionError(f"pack-rows option 'dropout' takes {' or '.join(DROPOUT)}, got {self.dropout!r}")
         _see_through_offsets(graph, ctx)
+        _fill_by_mask(graph, ctx)
         found = self._analyse(graph, ctx)
         ctx.note("rows", lambda: analysis_text(found.demand))
         emitter = Emitter(graph, found.demand, parity=self.dropout == "padded")
@@ -128,6 +132,34 @@ def _see_through_offsets(graph: fx.Graph, ctx: Context) -> None:
             with ctx.rewrite("offsets", node):
                 node.replace_all_uses_with(source.args[0].args[1][node.args[1]])
                 graph.erase_node(node)
+
+
+def _fill_by_mask(graph: fx.Graph, ctx: Context) -> None:
+    """x[mask] = number, row by row, is masked_fill."""
+    for node in list(graph.nodes):
+        if op(node) != "index_put" or arg(node, "accumulate") or len(node.args[1]) != 1:
+            continue
+        x, (mask,), value = node.args[:3]
+        plain, held = tensor(mask), tensor(value)
+        if plain is None or plain.dtype != torch.bool or held is None or held.dim() != 0 or held.is_complex():
+            continue
+        with ctx.rewrite("masked-assignment", node), graph.inserting_before(node):
+            for _ in range(rank_of(x) - plain.dim()):
+                mask = _call(graph, aten.unsqueeze.default, mask, -1)
+            if held.dtype != node.meta["val"].dtype:
+                value = _call(graph, aten._to_copy.default, value, dtype=node.meta["val"].dtype)
+            node.replace_all_uses_with(_call(graph, aten.masked_fill.Tensor, x, mask, value))
+            graph.erase_node(node)
+
+
+def _call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A call whose value is described at once: the analysis reads it."""
+    node = graph.call_function(target, args, kwargs)
+    mode = _torch.fake_mode_of(graph)
+    assert mode is not None
+    with mode, torch.no_grad():
+        node.meta["val"] = target(*[a.meta["val"] if isinstance(a, fx.Node) else a for a in args], **kwargs)
+    return node
 
 
 def _copy(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:

@@ -45,11 +45,15 @@ class Compilation:
     def __init__(self, options: Options, graph_id: str) -> None:
         self.options, self.graph_id = options, graph_id
         self.target = find_target(options.target)
-        self.shadow = Shadow(options.shadow(), options.on_error) if options.shadow() else None
+        self.shadow = self._shadow()
         # The shadow first: what it remarks is then there for those who record.
         self.instruments = [*([self.shadow] if self.shadow else []), *instruments_for(options)]
         self.stats = prologue.RunStatistics(graph_id)
         self.examples: list[Any] | None = None
+
+    def _shadow(self) -> Shadow | None:
+        calls, comparable = self.options.shadow(), self.options.padded_outputs == "strict"
+        return Shadow(calls, self.options.on_error, comparable) if calls else None
 
     @property
     def key(self) -> str:

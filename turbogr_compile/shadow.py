@@ -43,8 +43,9 @@ _SWITCHES = ("train", "training")
 class Shadow(Instrument):
     """Keeps the captured graph from before the first pass, and compares the compiled one with it."""
 
-    def __init__(self, calls: int, on_error: str) -> None:
+    def __init__(self, calls: int, on_error: str, outputs_compare: bool = True) -> None:
         self.calls, self.on_error = calls, on_error
+        self.outputs_compare = outputs_compare  # padded rows that may hold anything have no right value
         self.kept: fx.Graph | None = None
 
     def start(self, run: GraphRun) -> None:
@@ -53,8 +54,13 @@ class Shadow(Instrument):
 
     def finish(self, run: GraphRun) -> None:
         """Before the recording instruments finish, so that they have the remark."""
-        drawing = self._drawing() if run.phase is Phase.PRE_GRAD else None
-        if drawing is not None:
+        if run.phase is not Phase.PRE_GRAD:
+            return
+        drawing = self._drawing()
+        if not self.outputs_compare:
+            text = "padded_outputs is 'unspecified': calls are not compared with the captured graph"
+            run.remarks.append(Remark(RemarkKind.MISSED, "not-compared", "shadow", text, hint="compile the loss too"))
+        elif drawing is not None:
             text = "the graph draws random numbers: its calls are not compared with the captured graph"
             hint = "leave dropout at 0 to check"
             remark = Remark(RemarkKind.MISSED, "not-compared", "shadow", text, line_of(drawing), drawing.name, hint)
@@ -75,7 +81,7 @@ class Shadow(Instrument):
     ) -> Callable[..., Any]:
         """`run`, which is `compiled` with its prologue, compared with the captured graph in its first calls."""
         assert self.kept is not None
-        if self._drawing() is not None:
+        if self._drawing() is not None or not self.outputs_compare:
             return run
         captured = fx.GraphModule(owner, self.kept)
 

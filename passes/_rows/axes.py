@@ -544,6 +544,8 @@ def _coordinates_of(index: Any, k: int) -> fx.Node | None:
     """The mask whose k-th nonzero coordinates an index is."""
     while op(index) in ("clone", "_to_copy", "squeeze", "reshape"):
         index = index.args[0]
+    if op(index) == "nonzero" and rank_of(index.args[0]) == 1:
+        return index.args[0]
     if op(index) == "getitem" and index.args[1] == k:
         source = index.args[0]
         if op(source) in ("nonzero_numpy", "where"):

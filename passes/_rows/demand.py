@@ -52,6 +52,7 @@ class Pooled:
     left: fx.Node
     right: fx.Node
     equation: tuple[str, str, str]  # letters of the operands and of the result
+    support: Support
 
 
 @dataclass
@@ -68,6 +69,7 @@ class DemandAnalysis:
         self._spaces: dict[fx.Node, Space | None] = {}
         self._moves: dict[fx.Node, Move | None] = {}
         self._mixed: dict[tuple[fx.Node, Space], str | None] = {}
+        self._called_valid: dict[Space, Terms] = {}
         self._symbols = set(size_symbols(self.graph.find_nodes(op="placeholder")))
         self.spaces = self._find_spaces()
         self.rowwise = Rowwise(self.typing, self.space_of)
@@ -130,12 +132,16 @@ class DemandAnalysis:
                     yield from self._plane(literal.predicate.node)
         name = op(node)
         if name in ("cross_entropy_loss", "nll_loss", "nll_loss_nd"):
-            yield from self._plane(node.args[1], single=True)
+            if not tensor(node.args[1]).dtype.is_floating_point:  # type: ignore[union-attr]
+                yield from self._plane(node.args[1], single=True)
         elif name in ("gather", "select", "index", "take_along_dim") and rank_of(node.args[0]) > 2:
             at = dim_of(node) if name != "index" else 1
             if at == 1:
                 atoms = self.typing.atoms(node.args[0])  # type: ignore[arg-type]
                 yield tuple(atoms[0]), tuple(atoms[1])
+        elif name in ("index_select", "index") and len(self.typing.atoms(node.args[0])[0]) > 1:  # type: ignore[arg-type]
+            atoms = tuple(self.typing.atoms(node.args[0])[0])  # type: ignore[arg-type]
+            yield atoms[:1], atoms[1:]
         elif name in ("bmm", "matmul") and isinstance(self.meanings.of(node.args[0]), OneHot):
             atoms = self.typing.atoms(node.args[1])  # type: ignore[arg-type]
             yield tuple(atoms[-3]) if len(atoms) > 2 else (), tuple(atoms[-2])
@@ -205,10 +211,13 @@ class DemandAnalysis:
     def _recognize(self) -> None:
         recognizer = Recognizer(self.typing, self.meanings, self.space_of)
         for node in self.graph.nodes:
+            if is_tensor(node) and op(node) in ("softmax", "_softmax", "_safe_softmax"):
+                self._pooling_softmax(node)
+        if self.softmaxes:
+            self.zeros.propagate()
+        for node in self.graph.nodes:
             if not is_tensor(node):
                 continue
-            if op(node) in ("softmax", "_softmax", "_safe_softmax"):
-                self._pooling_softmax(node)
             try:
                 found = recognizer.recognize(node)
             except Refused as why:
@@ -241,7 +250,8 @@ class DemandAnalysis:
         left, right, (p, v, out) = labels
         for x in (left, right):
             space = self.space_of(x)
-            if space is None or not space.column or not self._support(x):
+            support = self._inside(self.zeros.factor(left) | self.zeros.factor(right), space) if space else frozenset()
+            if space is None or not space.column or not support:
                 continue
             letters = dict(zip(p, self.typing.atoms(left), strict=True)) | dict(
                 zip(v, self.typing.atoms(right), strict=True)
@@ -252,7 +262,7 @@ class DemandAnalysis:
             both = self.space_of(left) == self.space_of(right) == space
             whole = all(set(d) <= set(space.axes) or not set(d) & set(space.axes) for d in letters.values())
             if both and whole:
-                self.pooled[n] = Pooled(space, left, right, (p, v, out))
+                self.pooled[n] = Pooled(space, left, right, (p, v, out), support)
                 return
 
     def _labels(self, n: fx.Node) -> tuple[fx.Node, fx.Node, tuple[str, str, str]] | None:
@@ -353,14 +363,16 @@ class DemandAnalysis:
             self.give(x, valid if valid and self.unspecified_outputs else ALL)
 
     def _valid(self, x: fx.Node) -> Terms | None:
-        """Rows of a returned value that somebody could mean to read."""
+        """Rows of a value that its author calls valid: keys that count, and rows that a product keeps."""
         space = self.space_of(x)
         if space is None:
             return None
-        masks = [two for n in self.graph.nodes if (two := self.meanings.two(n)) is not None]
-        named = [k.predicate for two in masks for k in two.literals if isinstance(k, Holds)]
-        found = [p for p in named if self._axes(p) == set(space.axes)]
-        return frozenset(Holding(space, frozenset([p])) for p in found) or None
+        if space not in self._called_valid:
+            known = [a.predicates for a in self.attentions.values() if a.keys == space and a.predicates]
+            supports = {self._support(n) for n in self.graph.nodes if is_tensor(n) and self.space_of(n) == space}
+            chosen = {p for p in (*known, *supports) if p and {a for q in p for a in self._axes(q)} == set(space.axes)}
+            self._called_valid[space] = frozenset(Holding(space, frozenset(p)) for p in chosen)
+        return self._called_valid[space] or None
 
     def _propagate(self, u: fx.Node, d: Wanted) -> None:
         for rule in (self._attention, self._loss, self._kept, self._jagged, self._softmax, self._pool, self._move):
@@ -400,7 +412,20 @@ class DemandAnalysis:
 
     def _everything(self, u: fx.Node) -> None:
         for x in u.all_input_nodes:
+            self._blame(u, x)
             self.give(x, ALL)
+
+    def _blame(self, u: fx.Node, x: fx.Node) -> None:
+        """Say where rows that the model masks elsewhere are all read."""
+        space = self.space_of(x)
+        if space is None or x not in self.meanings.tainted or self.wanted.get(x) is ALL or not self._valid(x):
+            return
+        if self._support(x) or op(u).startswith("sym_") or any(m.node is u for m in self.missed):
+            return
+        flat = self.typing.flat(u) if is_tensor(u) else []
+        if self.space_of(u) is None and len(set(flat)) == len(flat):
+            self._miss(u, "mixes-rows", f"{op(u)} reads every row of %{x}, pads included",
+                       "if pads should not count, mask them before")  # fmt: skip
 
     def _miss(self, node: fx.Node, id: str, text: str, hint: str = "") -> None:
         self.missed.append(Missed(node, id, text, hint))
@@ -548,8 +573,7 @@ class DemandAnalysis:
         pool = self.pooled.get(u)
         if pool is None:
             return False
-        support = self._support(pool.left) | self._support(pool.right)
-        rows = self.rows_where(pool.space, support)
+        rows = self.rows_where(pool.space, pool.support)
         self.give(pool.left, rows)
         self.give(pool.right, rows)
         return True

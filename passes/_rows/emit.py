@@ -623,8 +623,7 @@ class Emitter:
     def _pooled(self, n: fx.Node) -> fx.Node:
         pool = self.an.pooled[n]
         left, right = pool.left, pool.right
-        support = self.an._support(left) | self.an._support(right)
-        chosen = self.set_of(pool.space, self.an.rows_where(pool.space, support))
+        chosen = self.set_of(pool.space, self.an.rows_where(pool.space, pool.support))
         axes = pool.space.axes
         p, v, out = pool.equation
 
@@ -644,6 +643,7 @@ class Emitter:
         q = self._heads(a.query, queries, a.heads, a.depth)
         k = self._heads(a.key, keys, a.heads, a.depth)
         v = self._heads(a.value, keys, a.heads, a.value_depth)
+        q, k, v = self._one_dtype(a, q, k, v)
         valid = self._key_valid(a, keys)
         mask = self._pair_mask(a)
         bias = self.biases.of(a, queries, keys)
@@ -662,6 +662,8 @@ class Emitter:
             a.activation, a.scale, a.post_scale, a.least, a.most, a.dropout,
         )  # fmt: skip
         out.meta[PAIRS] = (self.pairs(queries, keys), None)
+        if self._dtype(a) != tensor(a.node).dtype:  # type: ignore[union-attr]
+            out = self.call(aten._to_copy.default, out, dtype=tensor(a.node).dtype)  # type: ignore[union-attr]
         out = self._from_heads(out, a, queries)
         for divisor in a.divisors:
             out = self.call(aten.div.Tensor, out, divisor)
@@ -671,6 +673,16 @@ class Emitter:
             out = self.call(aten.mul.Tensor, out, shown)
         self.kept_attentions.append(a.node)
         return out
+
+    def _dtype(self, a: Attention) -> torch.dtype:
+        """The widest of the operands: the kernel takes one type, and casts in between are for precision."""
+        found = [tensor(x).dtype for x in (a.query, a.key, a.value)]  # type: ignore[union-attr]
+        return torch.promote_types(torch.promote_types(found[0], found[1]), found[2])
+
+    def _one_dtype(self, a: Attention, *packed: fx.Node) -> list[fx.Node]:
+        wide = self._dtype(a)
+        cast = [tensor(x).dtype != wide for x in (a.query, a.key, a.value)]  # type: ignore[union-attr]
+        return [self.call(aten._to_copy.default, x, dtype=wide) if c else x for x, c in zip(packed, cast, strict=True)]
 
     def pairs(self, queries: RowSet, keys: RowSet) -> sympy.Symbol:
         """The number of pairs of query and key, which only a batch knows."""

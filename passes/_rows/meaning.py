@@ -156,7 +156,7 @@ class Meanings:
     """
 
     def __init__(self, graph: fx.Graph, typing: Typing, example: Callable[[fx.Node], torch.Tensor | None]) -> None:
-        self.typing, self._example = typing, example
+        self.typing, self.example = typing, example
         self.tainted: set[fx.Node] = set()
         self.speculations: dict[fx.Node, Speculation] = {}
         self._meaning: dict[fx.Node, Meaning | None] = {}
@@ -256,7 +256,7 @@ class Meanings:
 
     def _input(self, node: fx.Node) -> Meaning | None:
         """Buffers that hold a causal mask or positions mean what they held when they were seen."""
-        seen = self._example(node) if node not in self.tainted else None
+        seen = self.example(node) if node not in self.tainted else None
         found = _recognized(seen) if seen is not None else None
         if found is not None:
             self.speculations[node] = Speculation(node, "same", seen.clone())
@@ -268,7 +268,7 @@ class Meanings:
         if not self.describes_rows(node) or tensor(node).dtype == torch.bool:  # type: ignore[union-attr]
             return None
         root = self.root(node)
-        seen = self._example(root)
+        seen = self.example(root)
         if seen is None or not bool(only(seen, "binary").all()):
             return None
         mask = self.holds(Predicate(root, 0, False), node)
@@ -300,7 +300,7 @@ class Meanings:
         """Does a tensor of the batch hold only 0 and 1 ('binary'), or 0 and minus infinity ('additive')?"""
         if node in self.tainted or not is_tensor(node):
             return False
-        seen = self._example(node)
+        seen = self.example(node)
         if seen is None or not bool(only(seen, kind).all()):
             return False
         self.speculations[node] = Speculation(node, kind)

@@ -13,7 +13,7 @@ from ...graphs import tensor
 from .axes import Typing, dim_of_cat, einsum_labels, padding, picking_mask
 from .meaning import Iota, Meanings, OneHot, Predicate
 from .ops import SPLITS, Size, arg, dim_of, dims_of, is_tensor, op, rank_of, shape, size
-from .spaces import At, Fixed, Moved, Part, Projected, Relation, Space, Taken
+from .spaces import At, Fixed, Moved, Numbered, Part, Projected, Relation, Space, Taken
 
 RESIZING = {"slice", "narrow", "constant_pad_nd", "pad", "roll", "flip", "cat", "concat"}
 
@@ -45,6 +45,8 @@ class Moves:
             return self._selected(node)
         if name == "getitem" and op(node.args[0]) in SPLITS:
             return self._piece(node)
+        if name == "index_select" or (name == "index" and len(node.args[1]) == 1):  # type: ignore[arg-type]
+            return self._numbered(node)
         if name in ("gather", "take_along_dim"):
             return self._gathered(node)
         if name == "index":
@@ -173,6 +175,22 @@ class Moves:
         if not inside or not set(out.axes) <= {*flat, *into.sequence}:
             return None
         return Move(out, ((x, Taken(out, into, column)),), narrows=True)
+
+    def _numbered(self, n: fx.Node) -> Move | None:
+        """Rows of a flattened value, by their number."""
+        x: Any = n.args[0]
+        index = arg(n, "index") if op(n) == "index_select" else n.args[1][0]  # type: ignore[index]
+        into = self.space_of(x)
+        if into is None or tuple(self.typing.atoms(x)[0]) != into.axes or (op(n) == "index_select" and dim_of(n) != 0):
+            return None
+        if not is_tensor(index) or index in self.meanings.tainted or tensor(index).dtype == torch.bool:  # type: ignore[union-attr]
+            return None
+        flat = self.typing.flat(index)
+        out = self.space_of(n) or Space(tuple(flat))
+        sized = all(isinstance(self.typing.axes.size(a), int) for a in out.axes)
+        if set(out.axes) != set(flat) or len(set(flat)) != len(flat) or not flat or not sized:
+            return None
+        return Move(out, ((x, Numbered(out, into, index)),), narrows=True)
 
     def _gathered(self, n: fx.Node) -> Move | None:
         x: Any = n.args[0]

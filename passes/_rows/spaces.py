@@ -148,4 +148,24 @@ class Fixed:
         return f"part {self.at}"
 
 
-Relation = Projected | Moved | At | Taken | Part | Fixed
+@dataclass(frozen=True)
+class Numbered:
+    """Rows read the rows whose flat numbers an index tensor holds."""
+
+    out: Space
+    into: Space
+    column: fx.Node
+
+    def index(self, batch: Batch) -> torch.Tensor:
+        rows, columns = batch.extent(self.into)
+        chosen = batch.laid_out(self.column, batch.values[self.column], self.out).flatten().long()
+        chosen = chosen + rows * columns * (chosen < 0)
+        if bool(((chosen < 0) | (chosen >= rows * columns)).any()):
+            batch.refuse(f"%{self.column} names a row that does not exist")
+        return chosen
+
+    def __str__(self) -> str:
+        return f"row %{self.column}"
+
+
+Relation = Projected | Moved | At | Taken | Part | Fixed | Numbered

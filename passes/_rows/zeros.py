@@ -30,14 +30,18 @@ _LINEAR_IN_ROWS = {"select", "slice", "narrow", "index_select", *VIEWS, *COPIES,
 
 class Zeros:
     def __init__(self, graph: fx.Graph, typing: Typing, meanings: Meanings) -> None:
-        self.typing, self.meanings = typing, meanings
+        self.graph, self.typing, self.meanings = graph, typing, meanings
+        self._declared: dict[fx.Node, Support] = {}
         self._support: dict[fx.Node, Support] = {}
-        for node in graph.nodes:
+        self.propagate()
+
+    def propagate(self) -> None:
+        for node in self.graph.nodes:
             if is_tensor(node):
-                flat = typing.flat(node)
+                flat = self.typing.flat(node)
                 once = {a for a in flat if flat.count(a) == 1}  # a tensor of pairs has rows twice
                 lost = self._mixed_axes(node)
-                found = self._rule(node)
+                found = self._rule(node) | self._kept_by(node) | self._declared.get(node, NOWHERE_KNOWN)
                 self._support[node] = frozenset(p for p in found if self.axes(p) <= once and not self.axes(p) & lost)
 
     def support(self, node: Any) -> Support:
@@ -45,8 +49,8 @@ class Zeros:
         return self._support.get(node, NOWHERE_KNOWN)
 
     def declare(self, node: fx.Node, support: Support) -> None:
-        """Said by who knows more about an op than its operands tell."""
-        self._support[node] = self.support(node) | support
+        """Said by who knows more about an op than its operands tell; `propagate` tells the others."""
+        self._declared[node] = support
 
     def axes(self, predicate: Predicate | Within) -> set[int]:
         if isinstance(predicate, Within):
@@ -82,12 +86,16 @@ class Zeros:
         found = self.support(node)
         if not is_tensor(node) or node in self.meanings.tainted:
             return found
+        weight = self.weight(node) if self.meanings.two(node) is None else None
+        return found | {Predicate(weight, 0, False)} if weight is not None else found
+
+    def _kept_by(self, node: fx.Node) -> Support:
+        """A mask is zero where it is zero."""
         two = self.meanings.two(node)
         kept = two.with_yes(lambda yes, no: no == 0) if two is not None else None
-        if kept is not None:
-            return found | {k.predicate for k in kept.literals if isinstance(k, Holds)}
-        weight = self.weight(node) if two is None else None
-        return found | {Predicate(weight, 0, False)} if weight is not None else found
+        return (
+            frozenset(k.predicate for k in kept.literals if isinstance(k, Holds)) if kept is not None else NOWHERE_KNOWN
+        )
 
     def weight(self, node: Any) -> fx.Node | None:
         """The data behind a factor that may be zero on whole rows: an input, or integers made from inputs."""
@@ -98,7 +106,11 @@ class Zeros:
             root = self.meanings.root(root.args[0])  # type: ignore[arg-type]
         value = tensor(root)
         assert value is not None
-        return root if root.op == "placeholder" or not value.dtype.is_floating_point else None
+        if not value.dtype.is_floating_point:
+            return root
+        # A floating-point input is a weight of rows, and not a feature, where it is zero here and there.
+        seen = self.meanings.example(root) if root.op == "placeholder" else None
+        return root if seen is not None and bool((seen == 0).any()) and bool((seen != 0).any()) else None
 
     def _rule(self, n: fx.Node) -> Support:
         name = op(n)
@@ -108,6 +120,13 @@ class Zeros:
             return self.factor(n.args[0]) | self.factor(n.args[1])
         if name in ("div", "true_divide"):
             return self.support(n.args[0]) if self._never_zero(n.args[1]) else NOWHERE_KNOWN
+        if name in ("cross_entropy_loss", "nll_loss", "nll_loss_nd") and rank_of(n):
+            target: Any = n.args[1]
+            ignored = self.meanings.describes_rows(target) and not tensor(target).dtype.is_floating_point  # type: ignore[union-attr]
+            root = Predicate(self.meanings.root(target), arg(n, "ignore_index"), False)
+            return frozenset([root]) if ignored else NOWHERE_KNOWN
+        if name in ("gt", "ne"):
+            return self.support(n.args[0]) if self.meanings.constant(n.args[1]) == 0 else NOWHERE_KNOWN
         if name in ("add", "sub") and all(is_tensor(a) for a in n.args[:2]):
             return self.support(n.args[0]) & self.support(n.args[1])
         if name == "pow":
