@@ -8,10 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .. import (
-    _torch,
-    kernels,  # noqa: F401  (defines the ops)
-)
+from .. import _torch
 from ..catalogue import register
 from ..context import Context
 from ..errors import OptionError

@@ -15,7 +15,10 @@ import sympy
 import torch
 from torch import fx
 
-from ... import _torch
+from ... import (
+    _torch,
+    kernels,  # noqa: F401  (defines the ops)
+)
 from ...graphs import tensor
 from ...prologue import add_input
 from ...provenance import line_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -15,7 +15,7 @@ from ... import _torch
 from ...context import expression
 from ...graphs import tensor
 
-Size = int | sympy.Expr
+Size: TypeAlias = "int | sympy.Expr"
 
 # Row r of the result depends on row r of the operands alone, but torch does not tag them as pointwise.
 _ALSO_POINTWISE = {

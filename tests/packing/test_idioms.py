@@ -82,6 +82,7 @@ EXPECTED: dict[str, Expected] = {
     "readout=plain-mean": refused("the mean is over pads too"),
     "readout=plain-max": refused("the maximum is over pads too"),
     "readout=sum-over-lengths": refused("the sum is over pads too"),
+    "loss=bce-weight": unclaimed("the weight is an argument of the loss"),
     "loss=ce-class-weights": unclaimed("the mean is weighted by class"),
     "loss=ce-soft": refused("targets that are shares are never ignored"),
     "loss=ce-plain": refused("pads have a class like every item"),

@@ -167,3 +167,22 @@ def test_erased_nodes_are_known():
 
 def test_cpp_compiler_is_looked_up():
     assert isinstance(_torch.cpp_compiler(), str)
+
+
+def test_row_counts_are_known_at_run_time_only(graph):
+    count = _torch.new_row_count(_torch.fake_mode_of(graph), 12)
+    assert _torch.statically_known_true(count >= 1) and _torch.statically_known_true(count <= 12)
+    assert not count.node.has_hint()
+
+
+def test_real_inputs_behind_dynamo_placeholders():
+    seen = []
+
+    def backend(module, inputs):
+        seen.append(_torch.real_inputs(module))
+        return module.forward
+
+    torch._dynamo.reset()
+    x = torch.arange(3)
+    torch.compile(lambda x: x + 1, backend=backend)(x)
+    assert len(seen[0]) == 1 and torch.equal(seen[0][0], x)
