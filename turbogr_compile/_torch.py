@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -112,6 +114,7 @@ __all__ = [
     "new_row_count",
     "optimize",
     "outside_compilation",
+    "quiet_functions",
     "real_inputs",
     "run_backward",
     "set_grad_enabled",
@@ -120,6 +123,7 @@ __all__ = [
     "to_fun",
     "trace_artifact",
     "trace_enabled",
+    "trace_transformer_layers",
     "trace_structured",
     "track_tensor_tree",
     "trying",
@@ -224,6 +228,20 @@ class DynamoFlags(threading.local):
 
     def __exit__(self, *error: Any) -> None:
         self._undo.pop()()
+
+
+@lru_cache(maxsize=1)
+def trace_transformer_layers() -> None:
+    """`nn.TransformerEncoder` looks at the values of its mask, for a hint that only fast paths read: not in a trace."""
+
+    @torch.compiler.substitute_in_graph(torch.nn.modules.transformer._detect_is_causal_mask)
+    def _detect_is_causal_mask(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+        return is_causal is True
+
+
+def quiet_functions() -> set[Any]:
+    """Functions whose calls Dynamo leaves out of a trace: a warning must not cut a graph."""
+    return {*torch._dynamo.config.ignore_logging_functions, warnings.warn}
 
 
 # --- AOTAutograd and Inductor ------------------------------------------------------------------------

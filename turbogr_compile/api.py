@@ -43,7 +43,8 @@ def compile(
     def turbogr(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return Compilation(read, _torch.compile_id()).compile(module, inputs)
 
-    flags = _torch.DynamoFlags(**FLAGS)
+    _torch.trace_transformer_layers()
+    flags = _torch.DynamoFlags(**FLAGS, ignore_logging_functions=_torch.quiet_functions())
     turbogr.backend_ctx_ctor = lambda: flags  # type: ignore[attr-defined]
     return _torch.optimize(fn, turbogr, dynamic=dynamic, nopython=fullgraph)
 

@@ -285,12 +285,35 @@ class Recognizer:
             if not self._absorb(a, literals, offset, x, query, key):
                 self._pair_mask(a, added, x, query, key, "additive")
             return
+        mask, rest = self._filled_bias(added)
+        if mask is not None and multiplier > 0:
+            a.finite_fill = True
+            self._added(a, rest, x, query, key, multiplier)
+            self._keep(a, mask, x, query, key)
+            return
         if multiplier > 0 and self.meanings.mask_of_pairs(added, "additive"):
             a.finite_fill = True
             self._pair_mask(a, added, x, query, key, "additive")
             return
         q, k = _aligned(added, x, query), _aligned(added, x, key)
         a.biases.append(Pairs(added, q, k, multiplier))
+
+    def _filled_bias(self, added: fx.Node) -> tuple[fx.Node | None, Any]:
+        """(mask, bias) of where(mask, bias, minus infinity)."""
+        while op(added) in COPIES:
+            added = added.args[0]  # type: ignore[assignment]
+        if op(added) != "where" or len(added.args) < 3 or not all(is_tensor(p) for p in added.args[:2]):
+            return None, None
+        filler = self.meanings.constant(added.args[2])
+        known = filler is not None and filler <= MINUS_INFINITY
+        return (added.args[0], added.args[1]) if known else (None, None)  # type: ignore[return-value]
+
+    def _keep(self, a: Attention, mask: fx.Node, x: fx.Node, query: int | None, key: int) -> None:
+        """Scores count where a boolean mask is true."""
+        two = self.meanings.two(mask)
+        literals = two.keeps() if two is not None else None
+        if literals is None or not self._absorb(a, literals, rank_of(x) - rank_of(mask), x, query, key):
+            self._pair_mask(a, mask, x, query, key, "true")
 
     def _filled(self, a: Attention, x: fx.Node, query: int | None, key: int) -> fx.Node:
         """masked_fill or where: scores or weights kept where a mask says so."""
@@ -450,6 +473,12 @@ class Recognizer:
         places = (query if query >= 0 and shape(mask)[query] != 1 else None), (key if shape(mask)[key] != 1 else None)
         additive = not boolean and (literals is not None or self.meanings.mask_of_pairs(mask, "additive"))
         summed = op(mask) == "add" and arg(mask, "alpha", 1) == 1 and all(is_tensor(p) for p in mask.args[:2])
+        kept, rest = self._filled_bias(mask) if not additive and not boolean else (None, None)
+        if kept is not None:
+            self._fused_mask(a, kept, rank)
+            self._fused_mask(a, rest, rank)
+            a.zero_when_blind = False
+            return
         if summed and not additive:  # a mask and a bias, say
             for part in mask.args[:2]:
                 self._fused_mask(a, part, rank)  # type: ignore[arg-type]

@@ -77,6 +77,15 @@ class Axes:
                 out.append(axis)
         return out
 
+    def same(self, a: Size, b: Size) -> bool:
+        """Are two sizes equal? Where that is not provable, they are assumed to be if they were in the call seen."""
+        if quotient(a, b) == 1:
+            return True
+        if self._hint(a) is None or self._hint(a) != self._hint(b) or (isinstance(a, int) and isinstance(b, int)):
+            return False
+        self.assumed_equal.add((a, b))
+        return True
+
     def split(self, axis: Axis, sizes: Sequence[Size]) -> Dim:
         parts = [self.new(s) for s in sizes]
         self._parts[self.find(axis)] = parts
@@ -111,8 +120,7 @@ class Axes:
                 first, rest = self.split(y, (self.size(x), whole))
                 self.unify(x, first)
                 right.appendleft(rest)
-            elif self._hint(self.size(x)) is not None and self._hint(self.size(x)) == self._hint(self.size(y)):
-                self.assumed_equal.add((self.size(x), self.size(y)))
+            elif self.same(self.size(x), self.size(y)):
                 self.unify(x, y)
             else:
                 return False
@@ -489,7 +497,7 @@ def _gather(t: Typing, n: fx.Node) -> Dims:
     old, new = shape(n.args[0]), shape(n)
     out: Dims = []
     for i, (d, k) in enumerate(zip(x, index, strict=True)):
-        aligned = i != at and quotient(old[i], new[i]) == 1  # gather may also read a corner of the tensor
+        aligned = i != at and t.axes.same(old[i], new[i])  # gather may also read a corner of the tensor
         out.append(t.join(d, k) if aligned else k)
     return out
 

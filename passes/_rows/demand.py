@@ -133,7 +133,7 @@ class DemandAnalysis:
         name = op(node)
         if name in ("cross_entropy_loss", "nll_loss", "nll_loss_nd"):
             if not tensor(node.args[1]).dtype.is_floating_point:  # type: ignore[union-attr]
-                yield from self._plane(node.args[1], single=True)
+                yield from self._plane(node.args[1], single=self._ignores(node))
         elif name in ("gather", "select", "index", "take_along_dim") and rank_of(node.args[0]) > 2:
             at = dim_of(node) if name != "index" else 1
             if at == 1:
@@ -150,6 +150,12 @@ class DemandAnalysis:
                 weight = self.zeros.weight(factor)
                 if weight is not None:
                     yield from self._plane(weight)
+
+    def _ignores(self, loss: fx.Node) -> bool:
+        """Did the loss ignore a row of the batch seen? Without padding it rarely does."""
+        target: Any = loss.args[1]
+        seen = self.meanings.example(target) if target not in self.meanings.tainted else None
+        return seen is not None and bool((seen == arg(loss, "ignore_index")).any())
 
     def _plane(self, node: Any, single: bool = False) -> Iterable[tuple[tuple[int, ...], tuple[int, ...]]]:
         dims = [tuple(d) for d in self.typing.atoms(node) if d]
@@ -446,9 +452,11 @@ class DemandAnalysis:
         a = self.attentions.get(u)
         if a is None:
             return False
-        if d is ALL and self.space_of(u) is not None:
-            return False
+        if self.space_of(u) != a.queries:
+            d = ALL  # several queries of a sequence, whose result is wanted as a whole
         keys = self._keys(a, d)
+        if keys is None and d is ALL and self.space_of(u) is not None:
+            return False  # every row is wanted anyway
         if keys is None:
             del self.attentions[u]
             text = "attention reads every key: no mask removes padded keys, and they influence the result"

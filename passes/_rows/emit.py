@@ -425,7 +425,9 @@ class Emitter:
         wanted, space = self.an.wanted.get(node), self.an.space_of(node)
         if wanted is None or wanted is ALL or space is None or node.op != "call_function":
             return False
-        if node in self.an.attentions or node in self.an.softmaxes or op(node) == "fbgemm::jagged_to_padded_dense":
+        if node in self.an.attentions:
+            return self.an.attentions[node].queries == space
+        if node in self.an.softmaxes or op(node) == "fbgemm::jagged_to_padded_dense":
             return True
         if op(node) in LIKE and node.args[0] in self.an.meanings.tainted:
             return False  # made without the tensor whose shape it has
@@ -443,7 +445,10 @@ class Emitter:
             return self.attention(self.an.attentions[n], chosen)
         if n in self.an.softmaxes:
             x: Any = n.args[0]
-            return self.call(torch.ops.turbogr.segment_softmax.default, self.packed(x, chosen), self.offsets(chosen))
+            scores = self.packed(x, chosen)
+            if tensor(x).dtype != tensor(n).dtype:  # type: ignore[union-attr]
+                scores = self.call(aten._to_copy.default, scores, dtype=tensor(n).dtype)  # type: ignore[union-attr]
+            return self.call(torch.ops.turbogr.segment_softmax.default, scores, self.offsets(chosen))
         if name == "fbgemm::jagged_to_padded_dense":
             return self.dense(n.args[0])  # type: ignore[arg-type]
         move = self.an.move_of(n)

@@ -14,7 +14,7 @@ from torch import fx
 
 from ...graphs import tensor
 from .axes import LOSSES, REDUCTIONS, Typing, blocks, dim_of_cat, einsum_labels, is_pointwise_convolution, reduced_dims
-from .ops import SPLITS, VIEWS, arg, dim_of, is_pointwise, is_tensor, op, quotient, rank_of, shape, tensors
+from .ops import SPLITS, VIEWS, arg, dim_of, is_pointwise, is_tensor, op, rank_of, shape, tensors
 from .spaces import Space
 
 Check = Callable[["Rowwise", fx.Node, Space], "str | None"]
@@ -183,7 +183,7 @@ def _gather(r: Rowwise, n: fx.Node, s: Space) -> str | None:
     index = arg(n, "index") or arg(n, "indices")
     if r.on_rows(n.args[0], dim_of(n), s) or not r.covers(n.args[0], s) or not r.covers(index, s):
         return "gathers rows"
-    same = all(quotient(a, b) == 1 for i, (a, b) in enumerate(zip(shape(n.args[0]), shape(index), strict=True))
+    same = all(r.typing.axes.same(a, b) for i, (a, b) in enumerate(zip(shape(n.args[0]), shape(index), strict=True))
                if i != dim_of(n))  # fmt: skip
     return None if same else "gathers from a corner of the tensor"
 

@@ -11,7 +11,7 @@ from torch import fx
 
 from ...graphs import tensor
 from .axes import REDUCTIONS, Typing, dim_of_cat
-from .meaning import Band, Holds, Meanings, Predicate, Within
+from .meaning import MINUS_INFINITY, Band, Holds, Iota, Meanings, Predicate, Within
 from .ops import COPIES, VIEWS, arg, dim_of, is_tensor, op, rank_of, tensors
 
 Support = frozenset[Predicate | Within]
@@ -106,6 +106,8 @@ class Zeros:
             root = self.meanings.root(root.args[0])  # type: ignore[arg-type]
         value = tensor(root)
         assert value is not None
+        if isinstance(self.meanings.of(root), Iota):
+            return None  # a position, which happens to be zero once
         if not value.dtype.is_floating_point:
             return root
         # A floating-point input is a weight of rows, and not a feature, where it is zero here and there.
@@ -191,25 +193,42 @@ class Zeros:
 
     def floor(self, node: Any) -> Support:
         """Predicates outside of which a score is minus infinity: a softmax is zero there."""
-        while op(node) in COPIES or op(node) in ("_to_copy", "to"):
+        scale = 1.0
+        while op(node) in COPIES or op(node) in ("_to_copy", "to") or self._scales(node):
+            if self._scales(node):
+                factor = float(self.meanings.constant(node.args[1]))
+                scale *= 1 / factor if op(node) == "div" else factor
             node = node.args[0]
-        literals: Any = None
-        rest: Any = None
-        if op(node) == "add":
-            for mask, other in ((node.args[0], node.args[1]), (node.args[1], node.args[0])):
-                two = self.meanings.two(mask)
-                if two is not None and two.admits() is not None:
-                    literals, rest = two.admits(), other
-        elif op(node) in ("where", "masked_fill"):
-            mask, rest, filler = node.args if op(node) == "where" else (node.args[1], node.args[0], node.args[2])
-            value, two = self.meanings.constant(filler), self.meanings.two(mask)
-            if value is not None and value <= -1e4 and two is not None:
-                wanted = op(node) == "where"
-                kept = two.with_yes(lambda yes, no: bool(yes) is wanted and bool(no) is not wanted)
-                literals = kept.literals if kept is not None else None
+        literals, rest = self._floor_of(node, scale)
         if literals is None or any(isinstance(k, Band) for k in literals):
             return NOWHERE_KNOWN
         return frozenset(k.predicate for k in literals) | self.floor(rest)
+
+    def _scales(self, node: Any) -> bool:
+        """A product with, or quotient by, a positive number."""
+        if op(node) not in ("mul", "div") or not is_tensor(node.args[0]):
+            return False
+        factor = self.meanings.constant(node.args[1])
+        return factor is not None and factor > 0
+
+    def _floor_of(self, node: Any, scale: float) -> tuple[Any, Any]:
+        """Literals under which one op leaves a score alone, and the score."""
+        if op(node) == "add":
+            for mask, other in ((node.args[0], node.args[1]), (node.args[1], node.args[0])):
+                two = self.meanings.two(mask)
+                if two is not None and two.admits() is not None and min(two.yes, two.no) * scale <= MINUS_INFINITY:
+                    return two.admits(), other
+        if op(node) not in ("where", "masked_fill") or len(node.args) < 3:
+            return None, None
+        mask, rest, filler = node.args if op(node) == "where" else (node.args[1], node.args[0], node.args[2])
+        wanted = op(node) == "where"
+        if wanted and self.meanings.constant(rest) is not None:
+            rest, filler, wanted = filler, rest, False
+        value, two = self.meanings.constant(filler), self.meanings.two(mask)
+        if value is None or value * scale > MINUS_INFINITY or two is None:
+            return None, None
+        kept = two.with_yes(lambda yes, no: bool(yes) is wanted and bool(no) is not wanted)
+        return (kept.literals, rest) if kept is not None else (None, None)
 
 
 _SPLITS = {"split", "split_with_sizes", "chunk", "unbind", "tensor_split"}

@@ -186,3 +186,23 @@ def test_real_inputs_behind_dynamo_placeholders():
     x = torch.arange(3)
     torch.compile(lambda x: x + 1, backend=backend)(x)
     assert len(seen[0]) == 1 and torch.equal(seen[0][0], x)
+
+
+def test_transformer_layers_are_one_graph():
+    graphs = []
+
+    def backend(module, inputs):
+        graphs.append(module)
+        return module.forward
+
+    torch._dynamo.reset()
+    _torch.trace_transformer_layers()
+    flags = _torch.DynamoFlags(ignore_logging_functions=_torch.quiet_functions())
+    backend.backend_ctx_ctor = lambda: flags
+    layer = torch.nn.TransformerEncoderLayer(4, 1, 4, dropout=0.0, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    x, pads = torch.randn(2, 3, 4), torch.tensor([[False, False, True]] * 2)
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(3)
+    run = _torch.optimize(lambda x: encoder(x, mask, src_key_padding_mask=pads), backend)
+    torch.testing.assert_close(run(x), encoder(x, mask, src_key_padding_mask=pads))
+    assert len(graphs) == 1
