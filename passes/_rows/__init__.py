@@ -3,11 +3,16 @@
 ops        reading calls: op names, arguments, sizes
 axes       which dims of which values run over the same thing
 meaning    what masks and indices say
+zeros      where values are zero: what pads contain
 spaces     row spaces, and how the rows of two spaces relate
 sets       sets of rows as expressions, evaluated on each batch
+rowwise    ops that compute each row from the same row
+moves      ops that move rows: slices, shifts, gathers
 attention  attention, however it is spelled
 demand     which rows of a value can influence a result
-analysis   all of the above for one graph, and its text
-prologue   row indices for a batch, computed outside of the compiled graph
+analysis   all of the above for one graph
+report     the analysis as text
+bias       biases of attention: by position, by time, per pair
 emit       the packed graph
+program    row indices for a batch, computed outside of the compiled graph
 """

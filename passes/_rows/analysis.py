@@ -63,7 +63,7 @@ class RowAnalysis:
             space = an.space_of(node)
             if wanted is ALL or space is None or not is_tensor(node) or node.op != "call_function":
                 continue
-            keep = batch.union(wanted)  # type: ignore[arg-type]
+            keep = batch.union(wanted)
             flat = typing.flat(node)
             order = [a for a in flat if a in space.axes]
             keep = keep.reshape([batch.size(a) for a in space.axes]).permute([space.axes.index(a) for a in order])

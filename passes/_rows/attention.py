@@ -403,7 +403,7 @@ class Recognizer:
             if labels is None or len(x.args[1]) != 2:  # type: ignore[arg-type]
                 raise Refused("an einsum with more than two operands or '...'", x)
             (p, r), out = labels
-            left, right = x.args[1]  # type: ignore[misc]
+            left, right = x.args[1]  # type: ignore[misc,str-unpack]
             if out[key] in p and (query is None or out[query] in r):
                 left, right, p, r = right, left, r, p
             if out[key] not in r or out[key] in p or (query is not None and (out[query] not in p or out[query] in r)):
@@ -451,7 +451,7 @@ class Recognizer:
         scale = arg(node, "scale")
         if scale is None and not isinstance(depth, int):
             raise Refused("the depth of heads is not a number", node)
-        a.scale = float(scale) if scale is not None else float(depth) ** -0.5  # type: ignore[arg-type]
+        a.scale = float(scale) if scale is not None else float(depth) ** -0.5
         if arg(node, "is_causal"):
             a.least = 0
         mask = arg(node, "attn_mask")
@@ -476,7 +476,7 @@ class Recognizer:
         kept, rest = self._filled_bias(mask) if not additive and not boolean else (None, None)
         if kept is not None:
             self._fused_mask(a, kept, rank)
-            self._fused_mask(a, rest, rank)
+            self._fused_mask(a, rest, rank)  # type: ignore[arg-type]
             a.zero_when_blind = False
             return
         if summed and not additive:  # a mask and a bias, say

@@ -240,8 +240,8 @@ class Typing:
         """Matrix product."""
         self.join(x[-1], y[-2])
         rank = max(len(x), len(y)) - 2
-        left = [[] for _ in range(rank - len(x) + 2)] + x[:-2]
-        right = [[] for _ in range(rank - len(y) + 2)] + y[:-2]
+        left: Dims = [[] for _ in range(rank - len(x) + 2)] + x[:-2]
+        right: Dims = [[] for _ in range(rank - len(y) + 2)] + y[:-2]
         return [self.join(p, q) for p, q in zip(left, right, strict=True)] + [x[-2], y[-1]]
 
 
@@ -289,8 +289,7 @@ def _unsqueeze(t: Typing, n: fx.Node) -> Dims:
 @typed("squeeze")
 def _squeeze(t: Typing, n: fx.Node) -> Dims:
     sizes = shape(n.args[0])
-    chosen = dims_of(n) if arg(n, "dim") is not None else None
-    chosen = range(len(sizes)) if chosen is None else chosen
+    chosen = (dims_of(n) if arg(n, "dim") is not None else None) or list(range(len(sizes)))
     return [d for i, d in enumerate(t.dims(n.args[0])) if not (i in chosen and sizes[i] == 1)]
 
 
@@ -313,13 +312,13 @@ def swapped(n: fx.Node) -> tuple[int, int]:
     if op(n) in ("t", "numpy_T"):
         return 0, 1
     rank = rank_of(n)
-    return n.args[1] % rank, n.args[2] % rank  # type: ignore[operator]
+    return n.args[1] % rank, n.args[2] % rank  # type: ignore[operator,return-value]
 
 
 @typed("expand", "broadcast_to", "expand_as")
 def _expand(t: Typing, n: fx.Node) -> Dims:
     new, old = shape(n), shape(n.args[0])
-    source = [[] for _ in range(len(new) - len(old))] + t.dims(n.args[0])
+    source: Dims = [[] for _ in range(len(new) - len(old))] + t.dims(n.args[0])
     return [d if d or s == 1 else t.axes.fresh(s) for d, s in zip(source, new, strict=True)]
 
 

@@ -82,6 +82,7 @@ class DemandAnalysis:
         self._key_terms: set[Any] = set()
         self._merged: dict[Space, Terms] = {}
         self._body_keys: set[Any] = set()  # key terms of the sweep before
+        self._keys_of: dict[fx.Node, Terms] = {}
         self._settle()
 
     # --- row spaces --------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ class DemandAnalysis:
     def _sized(self, axis: int) -> bool:
         """Is the size known before the graph runs?"""
         value = self.typing.axes.size(axis)
-        return isinstance(value, int) or value.free_symbols <= self._symbols
+        return value > 0 if isinstance(value, int) else value.free_symbols <= self._symbols
 
     def _seeds(self, node: fx.Node) -> Iterable[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Whatever can narrow demand says which dims are rows."""
@@ -140,8 +141,8 @@ class DemandAnalysis:
                 atoms = self.typing.atoms(node.args[0])  # type: ignore[arg-type]
                 yield tuple(atoms[0]), tuple(atoms[1])
         elif name in ("index_select", "index") and len(self.typing.atoms(node.args[0])[0]) > 1:  # type: ignore[arg-type]
-            atoms = tuple(self.typing.atoms(node.args[0])[0])  # type: ignore[arg-type]
-            yield atoms[:1], atoms[1:]
+            atoms = tuple(self.typing.atoms(node.args[0])[0])  # type: ignore[arg-type,assignment]
+            yield atoms[:1], atoms[1:]  # type: ignore[misc]
         elif name in ("bmm", "matmul") and isinstance(self.meanings.of(node.args[0]), OneHot):
             atoms = self.typing.atoms(node.args[1])  # type: ignore[arg-type]
             yield tuple(atoms[-3]) if len(atoms) > 2 else (), tuple(atoms[-2])
@@ -277,7 +278,7 @@ class DemandAnalysis:
             labels = einsum_labels(n)
             if labels is None or len(n.args[1]) != 2:  # type: ignore[arg-type]
                 return None
-            left, right = n.args[1]  # type: ignore[misc]
+            left, right = n.args[1]  # type: ignore[misc,str-unpack]
             return left, right, (*labels[0], labels[1])  # type: ignore[return-value]
         left, right = n.args[:2]
         if rank_of(left) != rank_of(right) or rank_of(left) < 3:
@@ -315,13 +316,19 @@ class DemandAnalysis:
             wanted = ALL if ALL in (have, wanted) else have | wanted  # type: ignore[operator]
         self.wanted[node] = self._with_body(node, wanted)
 
+    def keys_of(self, attention: Attention) -> Terms:
+        """Rows that an attention reads as keys."""
+        terms = self._keys_of[attention.node]
+        body = self._merged.get(attention.keys, frozenset())
+        return terms | body if terms & body & self._body_keys else terms
+
     def _with_body(self, node: fx.Node, wanted: Wanted) -> Wanted:
         """Who wants some of the body gets all of it."""
         if wanted is ALL or node.op != "call_function":
             return wanted
         space = self.space_of(node)
         body = self._merged.get(space, frozenset()) if space is not None else frozenset()
-        return wanted | body if wanted & body & self._body_keys else wanted  # type: ignore[operator,return-value]
+        return wanted | body if wanted & body & self._body_keys else wanted
 
     def _settle(self) -> None:
         """Sets that contain keys are merged, per space, into one: few sets, and maps between nested ones only.
@@ -348,8 +355,8 @@ class DemandAnalysis:
             space = self.space_of(node)
             if node.op != "call_function" or wanted is ALL or space is None:
                 continue  # an input is read where it is needed, and computed nowhere
-            if wanted & self._key_terms:  # type: ignore[operator]
-                out[space] = out.get(space, frozenset()) | wanted  # type: ignore[operator]
+            if wanted & self._key_terms:
+                out[space] = out.get(space, frozenset()) | wanted
         return out
 
     def _sweep(self) -> None:
@@ -414,7 +421,7 @@ class DemandAnalysis:
             return d if into == space else ALL
         if not space.includes(into):
             return ALL
-        return frozenset(Read(Projected(space, into), t) for t in d)  # type: ignore[union-attr]
+        return frozenset(Read(Projected(space, into), t) for t in d)
 
     def _everything(self, u: fx.Node) -> None:
         for x in u.all_input_nodes:
@@ -454,9 +461,11 @@ class DemandAnalysis:
             return False
         if self.space_of(u) != a.queries:
             d = ALL  # several queries of a sequence, whose result is wanted as a whole
+        if d is ALL and a.self_attention:
+            return False  # every row is wanted anyway
         keys = self._keys(a, d)
         if keys is None and d is ALL and self.space_of(u) is not None:
-            return False  # every row is wanted anyway
+            return False
         if keys is None:
             del self.attentions[u]
             text = "attention reads every key: no mask removes padded keys, and they influence the result"
@@ -464,6 +473,7 @@ class DemandAnalysis:
             self._miss(u, "pads-attended", text, hint)
             return False
         self._key_terms |= keys
+        self._keys_of[u] = keys
         self.give(a.query, d)
         self.give(a.key, keys)
         self.give(a.value, keys)
@@ -479,12 +489,12 @@ class DemandAnalysis:
         if predicates:
             return self.rows_where(a.keys, predicates)
         if a.bounded and a.self_attention and d is not ALL:
-            return frozenset(seen(t, a.least, a.most) for t in d)  # type: ignore[union-attr]
+            return frozenset(seen(t, a.least, a.most) for t in d)
         if a.masks:
             pair = a.masks[0]
             roles = self.pair_roles(a, pair)
             if roles is not None:
-                terms: Iterable[Any] = [None] if d is ALL else d  # type: ignore[assignment]
+                terms: Iterable[Any] = [None] if d is ALL else d
                 return frozenset(SeenThrough(a.keys, pair.node, roles, pair.keeps, a.queries, t) for t in terms)
         return None
 
@@ -591,7 +601,7 @@ class DemandAnalysis:
         if op(u) not in ("sum", "mean") or not is_tensor(u.args[0]):
             return False
         space = self.space_of(u.args[0])
-        if space is None or self.wanted.get(u.args[0]) in (None, ALL):  # type: ignore[arg-type]
+        if space is None or self.wanted.get(u.args[0]) in (None, ALL):  # type: ignore[arg-type,operator]
             return False
         gone = {a for d in reduced_dims(u) for a in self.typing.atoms(u.args[0])[d]}  # type: ignore[arg-type]
         left = [a for a in space.axes if a not in gone]
@@ -603,7 +613,7 @@ class DemandAnalysis:
             return False
         if d is ALL and not move.narrows:
             return False
-        terms: Iterable[Any] = [None] if d is ALL else d  # type: ignore[assignment]
+        terms: Iterable[Any] = [None] if d is ALL else d
         for x, relation in move.parts:
             self.give(x, frozenset(Read(relation, t) for t in terms) if self.space_of(x) == relation.into else ALL)
         for x in u.all_input_nodes:

@@ -42,6 +42,7 @@ from .ops import (
     product,
     rank_of,
     shape,
+    size,
     size_symbols,
     tensors,
 )
@@ -90,7 +91,7 @@ class Emitter:
     def home(self, node: fx.Node) -> RowSet:
         wanted, space = self.an.wanted[node], self.an.space_of(node)
         assert wanted is not ALL and space is not None
-        return self.set_of(space, wanted)  # type: ignore[arg-type]
+        return self.set_of(space, wanted)
 
     def count(self, chosen: RowSet) -> Any:
         """Number of rows, as a size of fake tensors."""
@@ -699,8 +700,7 @@ class Emitter:
         return symbol
 
     def _keys(self, a: Attention) -> RowSet:
-        wanted = self.an.wanted[a.value]
-        return self.set_of(a.keys, None if wanted is ALL else wanted)  # type: ignore[arg-type]
+        return self.set_of(a.keys, self.an.keys_of(a))
 
     def _key_valid(self, a: Attention, keys: RowSet) -> fx.Node | None:
         """Needed only where the kept keys may hold one that the mask removes."""
@@ -775,6 +775,11 @@ class Emitter:
             out = x if out is None else self.call(aten.logical_and.default, out, x)
         return out
 
+    def _promised(self) -> dict[RowSet, Size]:
+        """Row counts that the graph was made for: those of rows the caller has packed."""
+        counts = ((s, c) for s, c in self._counts.items() if s.terms is not None)
+        return {s: size(c) for s, c in counts if isinstance(c, int) or c.node.has_hint()}
+
     # --- the program -------------------------------------------------------------------------------
 
     def program(self, original: fx.Graph, copies: dict[fx.Node, fx.Node]) -> Program:
@@ -789,7 +794,11 @@ class Emitter:
                 self._needs(counted)
                 self._checks.append(HasRow(counted, str(line_of(node) or "")))
         order = list(self._needed)
-        used = {n for n in self._inputs.values() if n.users}
+        for chosen in self._sets.values():
+            self.count(chosen)
+        if not any(n.users for n in self._inputs.values()):
+            self.rows(next(iter(self._sets.values())))  # nobody reads it, but what it depends on must be checked
+        used = {n for n in self._inputs.values() if n.users} or set(self._inputs.values())
         for key, node in list(self._inputs.items()):
             if node not in used:
                 self._recipes.pop(node.name)
@@ -798,7 +807,7 @@ class Emitter:
         program = Program(
             subgraph(original, [copies[n] for n in order]), order, self.typing, size_symbols(self.placeholders),
             self._recipes, self._checks, list(self.an.meanings.speculations.values()), list(self._sets.values()),
-            list(self._entries.items()),
+            list(self._entries.items()), self._promised(),
         )  # fmt: skip
         for node in self._inputs.values():
             node.meta["turbogr_provider"] = program.provider(node.name)

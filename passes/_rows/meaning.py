@@ -259,7 +259,7 @@ class Meanings:
         seen = self.example(node) if node not in self.tainted else None
         found = _recognized(seen) if seen is not None else None
         if found is not None:
-            self.speculations[node] = Speculation(node, "same", seen.clone())
+            self.speculations[node] = Speculation(node, "same", seen.clone())  # type: ignore[union-attr]
             return found
         return self._leaf(node)
 
@@ -573,7 +573,7 @@ def _triangle(m: Meanings, n: fx.Node) -> Meaning | None:
 @means("eye")
 def _eye(m: Meanings, n: fx.Node) -> Meaning:
     one = tensor(n).dtype == torch.bool or 1  # type: ignore[union-attr]
-    return Two(frozenset([Band(0, 1, 0), Band(1, 0, 0)]), one, type(one)(0))
+    return Two(frozenset([Band(0, 1, 0), Band(1, 0, 0)]), one, type(one)(0))  # type: ignore[misc]
 
 
 @means("slice", "narrow")
@@ -586,10 +586,10 @@ def _slice(m: Meanings, n: fx.Node) -> Meaning | None:
         return found
     if not isinstance(start, int) or (start < 0 and not isinstance(shape(n.args[0])[at], int)):
         return None
-    start = start + shape(n.args[0])[at] if start < 0 else start  # type: ignore[operator,assignment]
+    start = start + shape(n.args[0])[at] if start < 0 else start
     if isinstance(found, Iota):
         return replace(found, offset=found.offset + start) if found.dim == at else found
-    moved = set()
+    moved: set[Literal] = set()
     for literal in found.literals:
         if isinstance(literal, Holds):
             whole = quotient(shape(n)[at], shape(n.args[0])[at]) == 1
@@ -646,7 +646,7 @@ def _one_hot_put(m: Meanings, n: fx.Node) -> Meaning | None:
     zero = m.constant(n.args[0]) == 0 and len(indices) == 2 and not arg(n, "accumulate")  # type: ignore[arg-type]
     if not zero or not isinstance(m.of(indices[0]), Iota) or m.constant(_spread(n.args[2])) != 1:  # type: ignore[index]
         return None
-    return OneHot(1, indices[1])  # type: ignore[index]
+    return OneHot(1, indices[1])  # type: ignore[arg-type,index]
 
 
 def _spread(value: Any) -> Any:

@@ -114,7 +114,7 @@ class Moves:
                 pieces.append((p, Moved(out, Space(out.sequence), -start)))
             else:
                 return None
-            start = start + length  # type: ignore[assignment,operator]
+            start = start + length
         return Move(out, tuple(pieces))
 
     def _selected(self, n: fx.Node) -> Move | None:
@@ -137,9 +137,9 @@ class Moves:
         if into is None or op(source) != "unbind":
             return self._part(n, x, into, at, atoms)
         if len(atoms) == 1 and atoms[0] in into.column and len(into.column) > 1:
-            return self._fixed(n, x, into, atoms[0], int(n.args[1]))  # type: ignore[call-overload]
+            return self._fixed(n, x, into, atoms[0], int(n.args[1]))  # type: ignore[arg-type]
         if atoms == into.column:
-            return Move(Space(into.sequence), ((x, At(Space(into.sequence), into, int(n.args[1]))),), narrows=True)  # type: ignore[call-overload]
+            return Move(Space(into.sequence), ((x, At(Space(into.sequence), into, int(n.args[1]))),), narrows=True)  # type: ignore[arg-type]
         return None
 
     def _part(self, n: fx.Node, x: fx.Node, into: Space | None, at: int, atoms: tuple[int, ...]) -> Move | None:
@@ -185,12 +185,12 @@ class Moves:
             return None
         if not is_tensor(index) or index in self.meanings.tainted or tensor(index).dtype == torch.bool:  # type: ignore[union-attr]
             return None
-        flat = self.typing.flat(index)
+        flat = self.typing.flat(index)  # type: ignore[arg-type]
         out = self.space_of(n) or Space(tuple(flat))
         sized = all(isinstance(self.typing.axes.size(a), int) for a in out.axes)
         if set(out.axes) != set(flat) or len(set(flat)) != len(flat) or not flat or not sized:
             return None
-        return Move(out, ((x, Numbered(out, into, index)),), narrows=True)
+        return Move(out, ((x, Numbered(out, into, index)),), narrows=True)  # type: ignore[arg-type]
 
     def _gathered(self, n: fx.Node) -> Move | None:
         x: Any = n.args[0]
@@ -224,8 +224,8 @@ class Moves:
         if (
             not aligned
             or tuple(self.typing.flat(indices[0])) != into.sequence
-            or tensor(indices[1]).dtype == torch.bool
-        ):  # type: ignore[union-attr]
+            or tensor(indices[1]).dtype == torch.bool  # type: ignore[union-attr]
+        ):
             return None
         if isinstance(self.meanings.of(indices[1]), Iota):
             return None  # a view
@@ -240,7 +240,7 @@ class Moves:
             if labels is None or len(n.args[1]) != 2:  # type: ignore[arg-type]
                 return None
             (p, v), out = labels
-            hot, x = n.args[1]  # type: ignore[misc]
+            hot, x = n.args[1]  # type: ignore[misc,str-unpack]
             found = self.meanings.of(hot)
             if not isinstance(found, OneHot) or p[found.dim] in out or p[found.dim] not in v:
                 return None

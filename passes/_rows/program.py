@@ -144,7 +144,7 @@ class Program:
     speculations: list[Speculation]
     sets: list[RowSet]
     entries: list[tuple[int, str]]  # padded floating-point inputs, which must be finite
-    last_fill: list[tuple[int, int]] = field(default_factory=list)
+    promised: dict[RowSet, Size]  # numbers of rows that the graph was made for
 
     def provider(self, name: str) -> Callable[[Call], torch.Tensor]:
         return lambda call: call.once(self, lambda: self.run(call.inputs))[name]
@@ -172,13 +172,12 @@ class Program:
                 if not bool(torch.isfinite(inputs[index]).all()):
                     raise Unprovable(f"%{name} holds values that are not finite, which pads may spread")
             rows = Rows(batch)
-            self.last_fill = []
             for chosen in self.sets:
                 kept = len(rows.rows(chosen))
-                total, columns = batch.extent(chosen.space)
                 if kept == 0:
                     raise Unprovable("no row of this batch matters")
-                self.last_fill.append((kept, total * columns))
+                if chosen in self.promised and batch.number(self.promised[chosen]) != kept:
+                    raise Unprovable("the offsets of packed rows are not those of the rows that are there")
             for check in self.checks:
                 check.check(rows)
             return rows
@@ -246,7 +245,7 @@ class Examples:
         if node.op == "get_attr":
             return getattr(node.graph.owning_module, str(node.target))
         assert node.op == "call_function" and callable(node.target)
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])  # type: ignore[misc]
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])
         return node.target(*args, **kwargs)
 
 

@@ -121,7 +121,7 @@ def _cat(r: Rowwise, n: fx.Node, s: Space) -> str | None:
     at = dim_of_cat(n)
     atoms = r.typing.atoms(n)[at]
     if any(a in s.axes for a in atoms):
-        same = op(n) != "stack" and all(r.typing.atoms(p)[at] == atoms[1:] for p in n.args[0])  # type: ignore[union-attr]
+        same = op(n) != "stack" and all(r.typing.atoms(p)[at] == atoms[1:] for p in n.args[0])  # type: ignore[arg-type,union-attr]
         if not same or atoms[0] in s.axes:
             return f"{op(n)} along rows"
     parts: Any = n.args[0]
