@@ -45,6 +45,7 @@ class PackRows(Pass):
             raise OptionError(f"pack-rows option 'dropout' takes {' or '.join(DROPOUT)}, got {self.dropout!r}")
         _see_through_offsets(graph, ctx)
         _fill_by_mask(graph, ctx)
+        _one_result_of_layer_norm(graph, ctx)
         found = self._analyse(graph, ctx)
         ctx.note("rows", lambda: analysis_text(found.demand))
         emitter = Emitter(graph, found.demand, parity=self.dropout == "padded")
@@ -149,12 +150,24 @@ def _fill_by_mask(graph: fx.Graph, ctx: Context) -> None:
             graph.erase_node(node)
 
 
+def _one_result_of_layer_norm(graph: fx.Graph, ctx: Context) -> None:
+    """Under autocast a layer norm arrives with its statistics, which nobody reads."""
+    for node in list(graph.nodes):
+        if op(node) != "native_layer_norm" or any(u.args[1] != 0 for u in node.users):
+            continue
+        for user in list(node.users):
+            with ctx.rewrite("layer-norm", user), graph.inserting_before(user):
+                user.replace_all_uses_with(_call(graph, aten.layer_norm.default, *node.args))
+                graph.erase_node(user)
+        graph.erase_node(node)
+
+
 def _call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """A call whose value is described at once: the analysis reads it."""
     node = graph.call_function(target, args, kwargs)
     mode = _torch.fake_mode_of(graph)
     assert mode is not None
-    with mode, torch.no_grad():
+    with mode, torch.no_grad(), _torch.without_autocast():
         node.meta["val"] = target(*[a.meta["val"] if isinstance(a, fx.Node) else a for a in args], **kwargs)
     return node
 

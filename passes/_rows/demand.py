@@ -84,6 +84,7 @@ class DemandAnalysis:
         self._body_keys: set[Any] = set()  # key terms of the sweep before
         self._keys_of: dict[fx.Node, Terms] = {}
         self._settle()
+        self.attentions = {n: a for n, a in self.attentions.items() if n in self._keys_of}  # others stay as they are
 
     # --- row spaces --------------------------------------------------------------------------------
 
@@ -339,14 +340,14 @@ class DemandAnalysis:
         recognized = list(self.missed)
         for merging in (True, True, True, False):
             self.missed[:] = recognized
-            self.wanted, self._key_terms = {}, set()
+            self.wanted, self._key_terms, self._keys_of = {}, set(), {}
             self._sweep()
             merged = self._bodies()
             if merged == self._merged:
                 return
             self._merged, self._body_keys = merged if merging else {}, set(self._key_terms)
         self.missed[:] = recognized
-        self.wanted, self._key_terms, self._merged = {}, set(), {}
+        self.wanted, self._key_terms, self._keys_of, self._merged = {}, set(), {}, {}
         self._sweep()
 
     def _bodies(self) -> dict[Space, Terms]:
