@@ -22,12 +22,11 @@ def softmax(x: Tensor, offsets: Tensor) -> Tensor:
 
 
 def softmax_backward(grad: Tensor, out: Tensor, offsets: Tensor) -> Tensor:
-    """out · (grad - sum of out · grad over the sequence)."""
+    """out · (grad - sum of out · grad over the sequence), in float64: a shift of all scores has gradient zero."""
     _check_backward(grad, out, offsets)
     result = out.new_zeros(out.shape)
-    wide = accumulator(out.dtype)
     for first, last in runs(offsets, out.shape[0], "segment_softmax: offsets"):
-        slope, weight = grad[first:last].to(wide), out[first:last].to(wide)
+        slope, weight = grad[first:last].double(), out[first:last].double()
         result[first:last] = weight * (slope - (weight * slope).sum(0, keepdim=True))
     return result
 

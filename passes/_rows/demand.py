@@ -19,7 +19,7 @@ from .attention import Attention, Recognizer, Refused
 from .axes import REDUCTIONS, Typing, einsum_labels, reduced_dims
 from .meaning import Holds, Meanings, OneHot, Predicate, Two, Within
 from .moves import RESIZING, Move, Moves
-from .ops import LIKE, SPLITS, arg, dim_of, is_tensor, op, rank_of, size_symbols
+from .ops import LIKE, SPLITS, arg, dim_of, is_tensor, op, rank_of, shape, size_symbols
 from .rowwise import Rowwise
 from .sets import Holding, Read, SeenThrough, Terms, seen
 from .spaces import Moved, Projected, Space
@@ -393,7 +393,7 @@ class DemandAnalysis:
             if rule(u, d):
                 return
         space = self.space_of(u)
-        if op(u) in LIKE and u.args[0] in self.meanings.tainted:
+        if self.needs_shape_only(u):
             return
         if op(u) in SPLITS:
             self._split(u)
@@ -415,6 +415,12 @@ class DemandAnalysis:
             return
         for x in u.all_input_nodes:
             self.give(x, self.projected(d, space, self.space_of(x)))
+
+    def needs_shape_only(self, u: fx.Node) -> bool:
+        """A constant in the shape of a computed value, where that shape is known before the graph runs."""
+        if op(u) not in LIKE or u.args[0] not in self.meanings.tainted:
+            return False
+        return all(isinstance(s, int) or s.free_symbols <= self._symbols for s in shape(u))
 
     def projected(self, d: Wanted, space: Space, into: Space | None) -> Wanted:
         """Demand on an operand whose rows are those of the result, or coarser."""

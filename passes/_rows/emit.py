@@ -430,7 +430,7 @@ class Emitter:
             return self.an.attentions[node].queries == space
         if node in self.an.softmaxes or op(node) == "fbgemm::jagged_to_padded_dense":
             return True
-        if op(node) in LIKE and node.args[0] in self.an.meanings.tainted:
+        if self.an.needs_shape_only(node):
             return False  # made without the tensor whose shape it has
         if node in self.an.pooled or self.an.sums_columns(node):
             return False  # made from packed rows, one per sequence
@@ -563,7 +563,7 @@ class Emitter:
         if n.op != "call_function":
             return None
         an = self.an
-        if op(n) in LIKE and n.args[0] in an.meanings.tainted:
+        if an.needs_shape_only(n):
             value: Any = tensor(n)
             sizes = [self.size(s) for s in shape(n)]
             return self.call(aten.full.default, sizes, LIKE[op(n)], dtype=value.dtype, device=value.device)
