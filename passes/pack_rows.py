@@ -37,6 +37,7 @@ class PackRows(Pass):
     after = ("remove-noops", "fold-views")
     before = ("fold-masks", "eliminate-common", "simplify-masks", "recognize-activations")
     roles = frozenset({Role.CAPTURED})
+    adds_guards = True  # sizes of two inputs that were equal in the call seen are taken to be equal
 
     dropout: str = "packed"  # or 'padded': draw dropout masks as eager does, for every padded element
 
