@@ -11,7 +11,7 @@ from torch import fx
 from .. import _torch
 from ..catalogue import register
 from ..context import Context
-from ..errors import OptionError
+from ..errors import PipelineError
 from ..graphs import tensor
 from ..pass_base import Pass, Phase, Role
 from ..prologue import Unprovable, keep_original
@@ -41,9 +41,11 @@ class PackRows(Pass):
 
     dropout: str = "packed"  # or 'padded': draw dropout masks as eager does, for every padded element
 
-    def run(self, graph: fx.Graph, ctx: Context) -> None:
+    def __post_init__(self) -> None:
         if self.dropout not in DROPOUT:
-            raise OptionError(f"pack-rows option 'dropout' takes {' or '.join(DROPOUT)}, got {self.dropout!r}")
+            raise PipelineError(f"pass 'pack-rows' option 'dropout' takes {' or '.join(DROPOUT)}, got {self.dropout!r}")
+
+    def run(self, graph: fx.Graph, ctx: Context) -> None:
         _see_through_offsets(graph, ctx)
         _fill_by_mask(graph, ctx)
         _one_result_of_layer_norm(graph, ctx)

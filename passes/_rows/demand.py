@@ -7,7 +7,7 @@ through row-wise ops unchanged. An op without a rule demands everything of its o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -16,13 +16,13 @@ from torch import fx
 
 from ...graphs import tensor
 from .attention import Attention, Recognizer, Refused
-from .axes import REDUCTIONS, Typing, einsum_labels, reduced_dims
+from .axes import Typing, einsum_labels, reduced_dims
 from .meaning import Holds, Meanings, OneHot, Predicate, Two, Within
 from .moves import RESIZING, Move, Moves
 from .ops import LIKE, SPLITS, arg, dim_of, is_tensor, op, rank_of, shape, size_symbols
 from .rowwise import Rowwise
 from .sets import Holding, Read, SeenThrough, Terms, seen
-from .spaces import Moved, Projected, Space
+from .spaces import Projected, Space
 from .zeros import Support, Zeros
 
 
@@ -235,10 +235,25 @@ class DemandAnalysis:
                 self._miss(node, "pads-attended", "causal attention without a key mask reads the rows before each row "
                            "that matters, and in the batch seen pads are among them: they influence the result",
                            "mask the padded keys (key_padding_mask), or pad on the right")  # fmt: skip
-            elif found is not None:
+            elif found is not None and self._in_heads(found):
                 self.attentions[node] = found
             elif op(node) in ("matmul", "bmm", "einsum"):
                 self._pooling_product(node)
+
+    def _in_heads(self, a: Attention) -> bool:
+        """Are queries, keys and values rows of heads, and nothing else?"""
+        for x, space, depth in (
+            (a.query, a.queries, a.depth),
+            (a.key, a.keys, a.depth),
+            (a.value, a.keys, a.value_depth),
+        ):
+            rest = [z for z in self.typing.flat(x) if z not in space.axes]
+            if sorted(rest) != sorted([z for z in a.heads if z in rest] + list(depth)):
+                self._miss(
+                    a.node, "attention-kept", f"attention stays padded: %{x} has dims beside rows, heads and depth"
+                )
+                return False
+        return True
 
     def _pooling_softmax(self, n: fx.Node) -> None:
         """A softmax over the columns of a masked score."""
@@ -636,7 +651,3 @@ def _has_effect(node: fx.Node) -> bool:
 def named(wanted: Wanted) -> str:
     """Demand as text."""
     return wanted.value if isinstance(wanted, Demand) else " | ".join(sorted(map(str, wanted)))
-
-
-Rule = Callable[[fx.Node, Wanted], bool]
-__all__ = ["ALL", "REDUCTIONS", "Demand", "DemandAnalysis", "Missed", "Move", "Moved", "Pooled", "Wanted", "named"]

@@ -19,6 +19,7 @@ from ... import (
     _torch,
     kernels,  # noqa: F401  (defines the ops)
 )
+from ...errors import PassError
 from ...graphs import tensor
 from ...prologue import add_input
 from ...provenance import line_of
@@ -48,7 +49,7 @@ from .ops import (
 )
 from .program import HasRow, Program, Recipe, Rows, RowSet, SeesKey, subgraph
 from .sets import Holding, Terms
-from .spaces import Moved, Part, Projected, Relation, Space
+from .spaces import Projected, Relation, Space
 
 aten = torch.ops.aten
 
@@ -246,7 +247,7 @@ class Emitter:
                 other = self.size(int(part) if part.is_Integer else part)
                 out = other if isinstance(out, int) and out == 0 else self.call(operator.add, out, other)
             return out
-        raise NotImplementedError(f"a size of {value}")
+        raise PassError(f"cannot write the size {value} with the sizes of the inputs")
 
     def _symbol(self, symbol: sympy.Symbol) -> fx.Node:
         index, dim = size_symbols(self.placeholders)[symbol]
@@ -716,7 +717,7 @@ class Emitter:
         mine = [z for z in heads if z in rest]
         order = [*mine, *depth]
         if sorted(rest) != sorted(order):
-            raise NotImplementedError(f"%{x} is not laid out as heads and depth")
+            raise PassError(f"cannot lay out %{x} as rows, heads and depth", node=x.name)
         if rest != order:
             y = self.reshape(y, [-1, *[self.typing.axes.size(z) for z in rest]])
             y = self.call(aten.permute.default, y, [0, *[1 + rest.index(z) for z in order]])
@@ -1011,13 +1012,5 @@ def _loss(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     return e._pointwise(n, chosen)
 
 
-@emits("max", "min", "topk", "sort")
-def _several(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
-    raise NotImplementedError(op(n))
-
-
 def emitted_ops() -> set[str]:
     return set(_RULES)
-
-
-__all__ = ["Emitter", "Moved", "Part", "emitted_ops"]

@@ -13,7 +13,7 @@ from ...graphs import tensor
 from .axes import Typing, dim_of_cat, einsum_labels, padding, picking_mask
 from .meaning import Iota, Meanings, OneHot, Predicate
 from .ops import SPLITS, Size, arg, dim_of, dims_of, is_tensor, op, rank_of, shape, size
-from .spaces import At, Fixed, Moved, Numbered, Part, Projected, Relation, Space, Taken
+from .spaces import At, Fixed, Moved, Numbered, Part, Relation, Space, Taken
 
 RESIZING = {"slice", "narrow", "constant_pad_nd", "pad", "roll", "flip", "cat", "concat"}
 
@@ -290,6 +290,3 @@ def slice_start(n: fx.Node, length: Size) -> Size | None:
 
 def _plain(value: Any) -> bool:
     return isinstance(value, (int, torch.SymInt))
-
-
-__all__ = ["RESIZING", "Move", "Moves", "Projected", "slice_start"]

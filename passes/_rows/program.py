@@ -17,9 +17,9 @@ from torch import fx
 
 from ...prologue import Call, Unprovable
 from .attention import Attention
-from .axes import Axis, Typing
+from .axes import Typing
 from .meaning import Speculation, only
-from .ops import Size, size_symbols
+from .ops import Size
 from .sets import Batch, Terms, within_band
 from .spaces import Space
 
@@ -270,6 +270,3 @@ def subgraph(graph: fx.Graph, wanted: Sequence[fx.Node]) -> fx.GraphModule:
     module.graph.set_codegen(fx.graph.CodeGen())
     module.recompile()
     return module
-
-
-__all__ = ["Axis", "Examples", "Program", "RowSet", "Rows", "SeesKey", "batch_of", "size_symbols", "subgraph"]

@@ -91,6 +91,15 @@ class At:
         return f"column {self.column}"
 
 
+def _named(batch: Batch, node: fx.Node, out: Space, count: int) -> torch.Tensor:
+    """What an index tensor names among `count` things, for every row; negative numbers count from the end."""
+    chosen = batch.laid_out(node, batch.values[node], out).flatten().long()
+    chosen = chosen + count * (chosen < 0)
+    if bool(((chosen < 0) | (chosen >= count)).any()):
+        batch.refuse(f"%{node} names a row that does not exist")
+    return chosen
+
+
 @dataclass(frozen=True)
 class Taken:
     """Rows read the columns that an index tensor names."""
@@ -101,10 +110,7 @@ class Taken:
 
     def index(self, batch: Batch) -> torch.Tensor:
         columns = batch.extent(self.into)[1]
-        chosen = batch.laid_out(self.column, batch.values[self.column], self.out).flatten().long()
-        chosen = chosen + columns * (chosen < 0)
-        if bool(((chosen < 0) | (chosen >= columns)).any()):
-            batch.refuse(f"%{self.column} names a column that does not exist")
+        chosen = _named(batch, self.column, self.out, columns)
         return Projected(self.out, Space(self.into.sequence)).index(batch) * columns + chosen
 
     def __str__(self) -> str:
@@ -158,11 +164,7 @@ class Numbered:
 
     def index(self, batch: Batch) -> torch.Tensor:
         rows, columns = batch.extent(self.into)
-        chosen = batch.laid_out(self.column, batch.values[self.column], self.out).flatten().long()
-        chosen = chosen + rows * columns * (chosen < 0)
-        if bool(((chosen < 0) | (chosen >= rows * columns)).any()):
-            batch.refuse(f"%{self.column} names a row that does not exist")
-        return chosen
+        return _named(batch, self.column, self.out, rows * columns)
 
     def __str__(self) -> str:
         return f"row %{self.column}"

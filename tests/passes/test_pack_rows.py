@@ -152,8 +152,8 @@ def test_mixed_precision_inside_attention():
 
 
 def test_wrong_option_is_named():
-    with pytest.raises(Exception, match="'dropout' takes packed or padded"):
-        compiled(lambda ids: causal_attention(ids, True), RIGHT, pipeline="pack-rows{dropout=no}")
+    with pytest.raises(turbogr_compile.PipelineError, match="'dropout' takes packed or padded"):
+        turbogr_compile.compile(lambda ids: ids, pipeline="pack-rows{dropout=no}")
 
 
 def test_every_row_wise_op_has_both_rules():
