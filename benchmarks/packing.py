@@ -32,11 +32,10 @@ from typing import Any
 
 import torch
 from models import Recommender, SASRec, TimedRecommender, ragged
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 import turbogr_compile
 from turbogr_compile import GraphRun, Instrument, Role
+from turbogr_compile.testing import Flops
 
 MODELS = {"hstu": Recommender, "timed": TimedRecommender, "sasrec": SASRec}
 WAYS: dict[str, dict[str, str] | None] = {
@@ -58,22 +57,6 @@ class Attentions(Instrument):
         if run.role is Role.CAPTURED:
             op = torch.ops.turbogr.jagged_attention.default
             self.jagged += len(run.graph.find_nodes(op="call_function", target=op))
-
-
-class Flops(TorchDispatchMode):
-    """Compiled code runs under it, which torch's own FlopCounterMode does not let it."""
-
-    total = 0
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func._overloadpacket)
-        self.total += formula(*args, **(kwargs or {}), out_val=result) if formula else 0
-        return result
 
 
 def step_of(way: str, options: argparse.Namespace) -> tuple[Callable[[], float], Attentions]:

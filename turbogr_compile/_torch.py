@@ -49,7 +49,10 @@ from torch.fx.experimental.symbolic_shapes import (
     statically_known_true,
 )
 from torch.multiprocessing.reductions import StorageWeakRef  # identity of memory
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass  # DTensor and friends
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,  # sees every op that runs
+    is_traceable_wrapper_subclass,  # DTensor and friends
+)
 
 from .errors import TurbogrError
 
@@ -71,6 +74,7 @@ __all__ = [
     "PropagateUnbackedSymInts",
     "ShapeEnv",
     "StorageWeakRef",
+    "TorchDispatchMode",
     "TracingContext",
     "_enter_inference_mode",
     "_exit_inference_mode",

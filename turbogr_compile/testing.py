@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.flop_counter import flop_registry
 
 from . import functional
-from ._torch import trying
+from ._torch import TorchDispatchMode, trying
 from .context import Context, NearMiss
 from .instrument import GraphRun, Instrument
 from .manager import Manager
@@ -287,6 +288,30 @@ def _alike(specs: Sequence[TensorSpec], data: Any, st: Any) -> list[TensorSpec]:
     """One dtype for every tensor of a group: mixed precision is a rule of its own."""
     chosen = {s.token: data.draw(st.sampled_from(s.dtypes)) for s in dict.fromkeys(specs)}
     return [s.of_dtype(chosen[s.token]) for s in specs]
+
+
+# --- arithmetic ----------------------------------------------------------------------------------
+
+
+class Flops(TorchDispatchMode):
+    """Counts what is executed, by the formulas of torch.utils.flop_counter, also inside of compiled code.
+
+    torch's own FlopCounterMode makes Dynamo run eager code: it does not say that compiled code may run under it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func._overloadpacket)
+        self.total += formula(*args, **(kwargs or {}), out_val=result) if formula else 0
+        return result
 
 
 # --- text ----------------------------------------------------------------------------------------

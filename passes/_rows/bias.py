@@ -425,7 +425,7 @@ class Biases:
         if (node, chosen) not in self._times:
             axes = tuple(a for a in chosen.space.axes if a in self.typing.flat(node))
             every = self.e.flat_rows(node, axes)  # padded: where times live packed, other rows may hold the queries
-            x = self.e.call(torch.ops.turbogr.gather_rows.default, every, self.e._row_index(chosen, axes))
+            x = self.e.call(torch.ops.turbogr.gather_rows.default, every, self.e.row_index(chosen, axes))
             self._times[node, chosen] = self.e.reshape(x, [-1]) if self.e.kept(node, axes) else x
         return self._times[node, chosen]
 

@@ -582,7 +582,7 @@ class DemandAnalysis:
             source: Any = u.args[0]
             offsets = self.typing.offsets(source.args[1][0])
             space = self.space_of(source.args[0])
-            if not self._is_jagged(space, offsets):
+            if not self.is_jagged(space, offsets):
                 return False
             assert space is not None
             self.give(source.args[0], self.rows_where(space, [Within(offsets)]))
@@ -593,7 +593,7 @@ class DemandAnalysis:
             return True
         return False
 
-    def _is_jagged(self, space: Space | None, offsets: fx.Node) -> bool:
+    def is_jagged(self, space: Space | None, offsets: fx.Node) -> bool:
         if space is None or offsets not in self.typing.jagged or offsets in self.meanings.tainted:
             return False
         sequence, column, _ = self.typing.jagged[offsets]

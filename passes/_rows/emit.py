@@ -313,13 +313,13 @@ class Emitter:
             )
         if node.op == "placeholder" and tensor(node).is_floating_point() and node not in self.an.meanings.tainted:  # type: ignore[union-attr]
             self._entries[self.placeholders.index(node)] = node.name
-        return self.call(GATHER, self.flat_rows(node, axes), self._row_index(chosen, axes))
+        return self.call(GATHER, self.flat_rows(node, axes), self.row_index(chosen, axes))
 
     def _count_node(self, chosen: RowSet) -> Any:
         count = self.count(chosen)
         return count if isinstance(count, int) else self.call(aten.sym_size.int, self.rows(chosen), 0)
 
-    def _row_index(self, chosen: RowSet, axes: tuple[int, ...]) -> fx.Node:
+    def row_index(self, chosen: RowSet, axes: tuple[int, ...]) -> fx.Node:
         """Rows of a set as rows over some of its axes."""
         space = chosen.space
         if axes == space.axes:
@@ -462,9 +462,9 @@ class Emitter:
         if rule is not None:
             return rule(self, n, chosen)
         assert is_pointwise(n), name
-        return self._pointwise(n, chosen)
+        return self.pointwise(n, chosen)
 
-    def _pointwise(self, n: fx.Node, chosen: RowSet) -> fx.Node:
+    def pointwise(self, n: fx.Node, chosen: RowSet) -> fx.Node:
         if op(n) == "dropout" and self.parity and arg(n, "train") and arg(n, "p"):
             return self._padded_dropout(n, chosen)
         args = fx.map_arg(n.args, lambda x: self.operand(x, n, chosen))
@@ -603,7 +603,7 @@ class Emitter:
         source: Any = n.args[0]
         x, offsets = source.args[0], self.typing.offsets(source.args[1][0])
         space = self.an.space_of(x)
-        if space is None or not self.an._is_jagged(space, offsets):
+        if space is None or not self.an.is_jagged(space, offsets):
             return None
         return self.packed(x, self.set_of(space, self.an.rows_where(space, [Within(offsets)])))
 
@@ -1009,7 +1009,7 @@ def _cross_entropy(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
 @emits("binary_cross_entropy_with_logits", "binary_cross_entropy", "mse_loss", "l1_loss", "smooth_l1_loss",
        "huber_loss", "kl_div", "soft_margin_loss")  # fmt: skip
 def _loss(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
-    return e._pointwise(n, chosen)
+    return e.pointwise(n, chosen)
 
 
 def emitted_ops() -> set[str]:

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 import turbogr_compile
 from turbogr_compile import GraphRun, Instrument, Role
+from turbogr_compile.testing import Flops
 
 from .batches import Batch
 from .zoo import Model, Spec
@@ -123,27 +122,6 @@ class Compiled:
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------
-
-
-class Flops(TorchDispatchMode):
-    """Counts by the formulas of torch.utils.flop_counter.
-
-    torch's own FlopCounterMode makes Dynamo run eager code: it does not say that compiled code may run under it.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func._overloadpacket)
-        self.total += formula(*args, **(kwargs or {}), out_val=result) if formula else 0
-        return result
 
 
 @contextmanager

@@ -206,3 +206,16 @@ def test_transformer_layers_are_one_graph():
     run = _torch.optimize(lambda x: encoder(x, mask, src_key_padding_mask=pads), backend)
     torch.testing.assert_close(run(x), encoder(x, mask, src_key_padding_mask=pads))
     assert len(graphs) == 1
+
+
+def test_dispatch_modes_see_ops():
+    seen = []
+
+    class Mode(_torch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        torch.ones(2) + 1
+    assert aten.add.Tensor in seen
