@@ -1,5 +1,6 @@
 # make demo       set up, train a small recommender with the backend, write out/report/index.html
 # make test       set up and run the tests (make test-all: the slow ones too)
+# make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers (needs g++)
 # make lint       style and types
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all lint setup clean
+.PHONY: demo test test-all sanitize lint setup clean
 
 demo: setup
 	$(BIN)/python examples/demo.py
@@ -17,6 +18,14 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest -q
+
+# The sanitizer must be in the process before the kernels are, and libstdc++ with it, since Python does not bring one.
+# What torch and Python leave behind at exit is not ours to report. Tests of the build compile for themselves.
+sanitize: setup
+	CXX="$(CXX)" TURBOGR_KERNELS=required TURBOGR_SANITIZE=address,undefined OMP_NUM_THREADS=2 \
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	$(BIN)/python -m pytest -q -m "not slow" tests/kernels --ignore=tests/kernels/test_build.py
 
 # mypy sees the package as it installs: passes/, lowering/ and kernels/ inside of it.
 lint: setup

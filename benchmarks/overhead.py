@@ -10,6 +10,7 @@ the machine at hand; small differences are noise, so the spread is printed too.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -17,10 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from measure import Effort, take_turns
 from torch import Tensor, nn
 
 import turbogr_compile
@@ -113,16 +116,12 @@ def compile_times(rounds: int) -> dict[str, dict[str, list[float]]]:
 
 
 def step_times(steps: int) -> dict[str, list[float]]:
-    runs = {b: step_of(b) for b in BACKENDS}
-    for run in runs.values():
-        run(0), run(1)
-    found: dict[str, list[float]] = {b: [] for b in BACKENDS}
-    for i in range(steps):
-        for backend in BACKENDS if i % 2 == 0 else BACKENDS[::-1]:
-            began = time.perf_counter()
-            runs[backend](i)
-            found[backend].append(time.perf_counter() - began)
-    return found
+    def on_new_batches(backend: str) -> Callable[[], None]:
+        step, seeds = step_of(backend), itertools.count()
+        return lambda: step(next(seeds))
+
+    taken = take_turns({b: on_new_batches(b) for b in BACKENDS}, Effort(steps, steps), peak=False)
+    return {backend: samples["wall"] for backend, samples in taken.items()}
 
 
 def line(what: str, times: dict[str, list[float]], unit: float, name: str) -> str:

@@ -11,7 +11,7 @@ compile and warm up:
   resident  high-water mark of the process's memory during a step, above its memory before; what the machine sees.
             Freed memory is handed back at once (fixed mmap threshold), or peaks of compiling would hide the step's.
   FLOPs     by the formulas of torch.utils.flop_counter, where ops are dispatched one by one.
-  time      in one process, ways interleaved, medians. Attention runs its reference kernel: speed is not tuned yet.
+  time      in one process, ways taking turns, medians.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from measure import Effort, take_turns
 from models import Recommender, SASRec, TimedRecommender, ragged
+from report import aligned
 
 import turbogr_compile
 from turbogr_compile import GraphRun, Instrument, Role
@@ -151,16 +152,9 @@ def memory(ways: list[str], options: argparse.Namespace) -> dict[str, dict[str, 
 
 
 def step_times(ways: list[str], options: argparse.Namespace) -> dict[str, list[float]]:
-    steps = {way: step_of(way, options)[0] for way in ways}
-    for step in steps.values():
-        step(), step()
-    found: dict[str, list[float]] = {way: [] for way in ways}
-    for i in range(options.steps):
-        for way in ways if i % 2 == 0 else ways[::-1]:
-            began = time.perf_counter()
-            steps[way]()
-            found[way].append(time.perf_counter() - began)
-    return found
+    effort = Effort(options.steps, options.steps)
+    taken = take_turns({way: step_of(way, options)[0] for way in ways}, effort, peak=False)
+    return {way: samples["wall"] for way, samples in taken.items()}
 
 
 def table(found: dict[str, dict[str, Any]], times: dict[str, list[float]]) -> str:
@@ -176,11 +170,7 @@ def table(found: dict[str, dict[str, Any]], times: dict[str, list[float]]) -> st
         ratios = [a / b for a, b in zip(took, times["padded eager"], strict=True)] if took else []
         shown += [f"{statistics.median(took):.3f}", f"{statistics.median(ratios):.2f}"] if took else ["-", "-"]
         lines.append([*shown, f"{f['loss']:.6f}"])
-    wide = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join(
-        "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(line, wide, strict=True)))
-        for line in lines
-    )
+    return "\n".join(aligned(lines))
 
 
 def main() -> None:
@@ -212,7 +202,6 @@ def main() -> None:
         f"{options.layers} layers, {options.items} items; {kept} of {rows} rows hold an item ({kept / rows:.0%})"
     )
     print(table(found, times))
-    print("Attention runs its reference kernel: memory and arithmetic are final, speed is not tuned yet.")
     for way, f in found.items():
         if way != "padded eager" and f["jagged"] != options.layers:
             print(f"{way}: {f['jagged']:.0f} of {options.layers} attentions are jagged; the others stay padded")

@@ -3,6 +3,15 @@
 Importing this package registers them; they are called as `torch.ops.turbogr.<name>`.
 """
 
-from . import dropout, jagged_attention, rows, segment
+from . import dropout, embedding, jagged_attention, linear_cross_entropy, norm_gate, rows, segment, silu_split
 
-__all__ = ["dropout", "jagged_attention", "rows", "segment"]
+__all__ = [
+    "dropout",
+    "embedding",
+    "jagged_attention",
+    "linear_cross_entropy",
+    "norm_gate",
+    "rows",
+    "segment",
+    "silu_split",
+]

@@ -20,6 +20,8 @@ import torch
 from torch.library import Library, register_autograd, register_fake
 from torch.utils.flop_counter import register_flop_formula
 
+from .cpu.build import library
+
 NAMESPACE = "turbogr"
 # A library takes its ops along when it dies, so a module that is loaded again keeps the one it has.
 LIBRARY: Library = globals().get("LIBRARY") or Library(NAMESPACE, "FRAGMENT")
@@ -36,13 +38,15 @@ def declare(
     *,
     reference: Callable[..., Any],
     fake: Callable[..., Any],
+    cpu: Callable[..., Any] | None = None,
     backward: Callable[..., Any] | None = None,
     save: Callable[..., None] | None = None,
     flops: Callable[..., Any] = no_flops,
 ) -> None:
     """Register an op; one that is registered already stays as it is.
 
-    An op without `backward` has no derivative, and says so when one is asked for.
+    An op without `backward` has no derivative, and says so when one is asked for. `cpu` is the reference's twin in C++:
+    it takes the loaded library before the op's own arguments, and runs where there is one for the dtype.
     """
     name = schema.partition("(")[0]
     if hasattr(getattr(torch.ops, NAMESPACE), name):
@@ -50,9 +54,26 @@ def declare(
     qualified = f"{NAMESPACE}::{name}"
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
+    if cpu is not None:
+        LIBRARY.impl(name, _compiled(cpu, reference), "CPU")
     register_fake(qualified, fake, lib=LIBRARY)
     register_autograd(qualified, backward or _refuse(qualified), setup_context=save, lib=LIBRARY)
     register_flop_formula(getattr(getattr(torch.ops, NAMESPACE), name), get_raw=True)(flops)
+
+
+def _compiled(kernel: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel for the dtype of the first floating point tensor; the reference where there is none."""
+
+    def chosen(*arguments: Any) -> Any:
+        # Most often the first argument decides, and every microsecond counts: this runs at each call of the op.
+        found = library(getattr(arguments[0], "dtype", None)) or library(_dtype(arguments))
+        return reference(*arguments) if found is None else kernel(found, *arguments)
+
+    return chosen
+
+
+def _dtype(arguments: tuple[Any, ...]) -> torch.dtype | None:
+    return next((x.dtype for x in arguments if isinstance(x, torch.Tensor) and x.is_floating_point()), None)
 
 
 def _refuse(name: str) -> Callable[..., Any]:

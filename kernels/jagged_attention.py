@@ -3,6 +3,9 @@
     score[h, i, j]  = scale · <query[i, h], key[j, g]> + bias terms                 (g: the group of head h)
     weight[h, i, j] = dropout(post_scale · activation(score[h, i, j]))              over visible keys, else 0
     result[i, h]    = sum over j of weight[h, i, j] · value[j, g]
+    log_sum[i, h]   = log of the sum over visible j of exp(score[h, i, j]); infinite where there is none
+
+`log_sum` is for the backward of softmax, in the precision of sums; for silu it has no elements.
 
 Rows `offsets[s]:offsets[s + 1]` belong to sequence s; queries and keys have row sets of their own: a last layer asks
 for fewer rows than it reads. `columns` say where a row stood in the padded batch: distances, masks and biases are all
@@ -17,8 +20,9 @@ Terms added to the score:
     position_bias[h, query column - key column + M - 1]          of 2M - 1 entries
     time_bias[h, number of time_bounds <= |query time - key time|]
 
-The reference goes sequence by sequence; its largest tensor is one sequence's (H, Lq, Lk). The backward computes scores
-anew and draws the same dropout (see dropout.py), so only inputs are saved.
+The reference goes sequence by sequence; its largest tensor is one sequence's (H, Lq, Lk). The CPU kernel
+(cpu/attention.h) keeps scores in blocks that fit the caches. The backward computes scores anew and draws the same
+dropout (see dropout.py), so only inputs, result and log_sum are saved.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ import torch
 from torch import Tensor
 
 from . import dropout as dropping
+from .cpu import attention as cpu
 from .declare import accumulator, as_given, declare, has_data, require, require_size, require_tensor, runs
 
 ops = torch.ops.turbogr
@@ -311,14 +316,15 @@ def _sequences(a: Inputs) -> Iterator[OneSequence]:
             yield OneSequence(a, index, slice(*rows), slice(*columns), seed)
 
 
-def _softmax(scores: Tensor, hidden: Tensor | None) -> Tensor:
-    """Over visible keys, in place; a query that sees none has no weights."""
+def _softmax(scores: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Over visible keys, in place, and log_sum; a query that sees none has no weights."""
     if hidden is not None:
         scores.masked_fill_(hidden, -torch.inf)
     top = scores.amax(-1, keepdim=True)
     scores.sub_(top.masked_fill_(top == -torch.inf, 0.0)).exp_()
     total = scores.sum(-1, keepdim=True)
-    return scores.div_(total.masked_fill_(total == 0.0, 1.0))
+    log_sum = (top + total.log()).masked_fill_(total == 0.0, torch.inf).squeeze(-1)
+    return scores.div_(total.masked_fill_(total == 0.0, 1.0)), log_sum
 
 
 def _silu(scores: Tensor, hidden: Tensor | None) -> Tensor:
@@ -336,23 +342,39 @@ def _silu_slope(scores: Tensor) -> Tensor:
 # --- forward -----------------------------------------------------------------------------------------
 
 
-def attention(*arguments: Any) -> Tensor:
+def attention(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Reference of `jagged_attention`."""
     a = Inputs(*arguments)
     _check(a)
-    activate = _softmax if a.activation == "softmax" else _silu
     result = a.query.new_zeros((*a.query.shape[:2], a.value.shape[2]))
+    log_sum = a.query.new_full(_log_sum_shape(a), torch.inf, dtype=accumulator(a.query.dtype))
     with as_given(a.query):
         for part in _sequences(a):
-            weights = part.scaled(activate(part.scores(), part.hidden()), part.kept())
+            if a.activation == "softmax":
+                weights, sums = _softmax(part.scores(), part.hidden())
+                log_sum[part.queries] = sums.transpose(0, 1)
+            else:
+                weights = _silu(part.scores(), part.hidden())
+            weights = part.scaled(weights, part.kept())
             result[part.queries] = part.by_head(part.by_group(weights) @ part.shared(a.value)).transpose(0, 1)
-    return result
+    return result, log_sum
 
 
-def _fake(*arguments: Any) -> Tensor:
+def _log_sum_shape(a: Inputs) -> tuple[Any, ...]:
+    return tuple(a.query.shape[:2]) if a.activation == "softmax" else (0,)
+
+
+def _cpu(library: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
     a = Inputs(*arguments)
     _check(a)
-    return a.query.new_empty((*a.query.shape[:2], a.value.shape[2]))
+    return cpu.attention(library, a)
+
+
+def _fake(*arguments: Any) -> tuple[Tensor, Tensor]:
+    a = Inputs(*arguments)
+    _check(a)
+    result = a.query.new_empty((*a.query.shape[:2], a.value.shape[2]))
+    return result, a.query.new_empty(_log_sum_shape(a), dtype=accumulator(a.query.dtype))
 
 
 # --- backward ----------------------------------------------------------------------------------------
@@ -381,10 +403,10 @@ class Gradients:
         return tuple(self.a.query.new_empty(0) if grad is None else grad.to(x.dtype) for x, grad in found)
 
 
-def attention_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    """Reference of `jagged_attention_backward`."""
+def attention_backward(grad: Tensor, result: Tensor, log_sum: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """Reference of `jagged_attention_backward`; result and log_sum are computed anew, as scores are."""
     a, wanted = Inputs(*arguments[:-1]), arguments[-1]
-    _check_backward(a, grad, wanted)
+    _check_backward(a, grad, result, log_sum, wanted)
     into = Gradients(a, wanted)
     with as_given(a.query):
         for part in _sequences(a):
@@ -408,7 +430,7 @@ def _add_sequence(part: OneSequence, grad: Tensor, into: Gradients) -> None:
 def _softmax_slopes(part: OneSequence, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Weights, and the gradient of scores from that of weights, which is overwritten."""
     kept = part.kept()
-    shares = _softmax(part.scores(), part.hidden())
+    shares, _ = _softmax(part.scores(), part.hidden())
     grad = part.scaled(grad, kept)
     grad.sub_((grad * shares).sum(-1, keepdim=True)).mul_(shares)
     return part.scaled(shares, kept), grad
@@ -452,28 +474,39 @@ def _add_at(table: Tensor, entries: Tensor, slopes: Tensor) -> None:
     table.scatter_add_(1, index, slopes.reshape(table.shape[0], -1).to(table.dtype))
 
 
-def _check_backward(a: Inputs, grad: Tensor, wanted: list[bool]) -> None:
+def _check_backward(a: Inputs, grad: Tensor, result: Tensor, log_sum: Tensor, wanted: list[bool]) -> None:
     _check(a)
     require(len(wanted) == len(DIFFERENTIABLE), f"jagged_attention_backward: wanted has one entry per {DIFFERENTIABLE}")
-    require(grad.dim() == 3, f"jagged_attention_backward: grad must be of 3 dims, not {grad.dim()}")
-    for found, size in zip(grad.shape, (*a.query.shape[:2], a.value.shape[2]), strict=True):
-        require_size(found, size, "jagged_attention_backward: size of grad")
+    shape = (*a.query.shape[:2], a.value.shape[2])
+    for x, what, wide in ((grad, "grad", shape), (result, "result", shape), (log_sum, "log_sum", _log_sum_shape(a))):
+        require(x.dim() == len(wide), f"jagged_attention_backward: {what} must have {len(wide)} dims, not {x.dim()}")
+        for found, size in zip(x.shape, wide, strict=True):
+            require_size(found, size, f"jagged_attention_backward: size of {what}")
+    for x, what in ((grad, "grad"), (result, "result")):
+        require(x.dtype == a.query.dtype, f"jagged_attention_backward: {what} is {x.dtype}, query is {a.query.dtype}")
 
 
-def _backward_fake(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+def _cpu_backward(library: Any, grad: Tensor, result: Tensor, log_sum: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     a, wanted = Inputs(*arguments[:-1]), arguments[-1]
-    _check_backward(a, grad, wanted)
+    _check_backward(a, grad, result, log_sum, wanted)
+    return cpu.attention_backward(library, grad, result, log_sum, a, wanted)
+
+
+def _backward_fake(grad: Tensor, result: Tensor, log_sum: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    a, wanted = Inputs(*arguments[:-1]), arguments[-1]
+    _check_backward(a, grad, result, log_sum, wanted)
     inputs = [getattr(a, name) for name in DIFFERENTIABLE]
     pairs = zip(inputs, wanted, strict=True)
     return tuple(x.new_empty(x.shape) if want and x is not None else a.query.new_empty(0) for x, want in pairs)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.attributes = inputs[TENSORS:]
-    ctx.save_for_backward(*inputs[:TENSORS])
+    ctx.save_for_backward(*output, *inputs[:TENSORS])
+    ctx.mark_non_differentiable(output[1])
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     places = [Inputs._fields.index(name) for name in DIFFERENTIABLE]
     wanted = [ctx.needs_input_grad[place] for place in places]
     found = ops.jagged_attention_backward(grad, *ctx.saved_tensors, *ctx.attributes, wanted)
@@ -492,7 +525,7 @@ def _flops(*arguments: Any, out_val: Any = None) -> Any:
     return 2 * _pairs(a) * a.query.shape[1] * (a.query.shape[2] + a.value.shape[2])
 
 
-def _backward_flops(grad: Tensor, *arguments: Any, out_val: Any = None) -> Any:
+def _backward_flops(grad: Tensor, result: Tensor, log_sum: Tensor, *arguments: Any, out_val: Any = None) -> Any:
     """Twice the forward; scores that are computed anew do not count."""
     return 2 * _flops(*arguments[:-1])
 
@@ -505,17 +538,19 @@ def _pairs(a: Inputs) -> Any:
 
 
 declare(
-    f"jagged_attention({_ARGUMENTS}) -> Tensor",
+    f"jagged_attention({_ARGUMENTS}) -> (Tensor result, Tensor log_sum)",
     reference=attention,
+    cpu=_cpu,
     fake=_fake,
     backward=_backward,
     save=_save,
     flops=_flops,
 )
 declare(
-    f"jagged_attention_backward(Tensor grad, {_ARGUMENTS}, bool[] wanted) "
+    f"jagged_attention_backward(Tensor grad, Tensor result, Tensor log_sum, {_ARGUMENTS}, bool[] wanted) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     reference=attention_backward,
+    cpu=_cpu_backward,
     fake=_backward_fake,
     flops=_backward_flops,
 )

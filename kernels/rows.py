@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .cpu import rows as cpu
 from .declare import accumulator, declare, require, require_size, require_tensor
 
 ops = torch.ops.turbogr
@@ -52,11 +53,16 @@ def _scatter_fake(x: Tensor, rows: Tensor, count: int) -> Tensor:
 
 
 def _check_scatter(x: Tensor, rows: Tensor, count: int) -> None:
-    require(x.dim() > 0, "scatter_rows: x must have rows, found a tensor of 0 dims")
-    require_tensor(rows, "scatter_rows: rows", 1, torch.int64)
-    require_size(rows.shape[0], x.shape[0], "scatter_rows: length of rows")
+    check_entries("scatter_rows", x, rows)
     if isinstance(count, int):
         require(count >= 0, f"scatter_rows: count must not be negative, found {count}")
+
+
+def check_entries(name: str, x: Tensor, rows: Tensor) -> None:
+    """One number for each row of x."""
+    require(x.dim() > 0, f"{name}: x must have rows, found a tensor of 0 dims")
+    require_tensor(rows, f"{name}: rows", 1, torch.int64)
+    require_size(rows.shape[0], x.shape[0], f"{name}: length of rows")
 
 
 def _scatter_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -71,6 +77,7 @@ def _scatter_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 declare(
     "gather_rows(Tensor x, Tensor rows) -> Tensor",
     reference=gather,
+    cpu=cpu.checked(_check_gather, cpu.gather),
     fake=_gather_fake,
     backward=_gather_backward,
     save=_gather_save,
@@ -78,6 +85,7 @@ declare(
 declare(
     "scatter_rows(Tensor x, Tensor rows, SymInt count) -> Tensor",
     reference=scatter,
+    cpu=cpu.checked(_check_scatter, cpu.scatter),
     fake=_scatter_fake,
     backward=_scatter_backward,
     save=_scatter_save,

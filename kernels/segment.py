@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .cpu import segment as cpu
+from .cpu.rows import checked
 from .declare import accumulator, declare, require_size, require_tensor, runs
 
 ops = torch.ops.turbogr
@@ -64,6 +66,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 declare(
     "segment_softmax(Tensor x, Tensor offsets) -> Tensor",
     reference=softmax,
+    cpu=checked(_check, cpu.softmax),
     fake=_fake,
     backward=_backward,
     save=_save,
@@ -71,5 +74,6 @@ declare(
 declare(
     "segment_softmax_backward(Tensor grad, Tensor out, Tensor offsets) -> Tensor",
     reference=softmax_backward,
+    cpu=checked(_check_backward, cpu.softmax_backward),
     fake=_backward_fake,
 )

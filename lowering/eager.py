@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from .cpu import DEFAULT_PIPELINE
+from .cpu import PACKING
 from .target import BaseTarget, Hooks
 
 
@@ -22,5 +22,5 @@ TARGET = Eager(
     name="eager",
     summary="the rewritten graph under ordinary autograd; no joint or post-grad passes",
     codegens=("python",),
-    default_pipeline=DEFAULT_PIPELINE,
+    default_pipeline=f"{PACKING}, eliminate-dead-code",
 )

@@ -121,6 +121,7 @@ __all__ = [
     "quiet_functions",
     "real_inputs",
     "run_backward",
+    "run_plainly",
     "set_grad_enabled",
     "shape_env_of",
     "statically_known_true",
@@ -256,6 +257,24 @@ def boxed(fn: Callable[..., Any]) -> Callable[..., Any]:
     from functorch.compile import make_boxed_func
 
     return make_boxed_func(fn)
+
+
+def run_plainly(graph: fx.GraphModule) -> Callable[..., Any]:
+    """A graph of AOTAutograd as a boxed function: values are freed after their last use, inputs included.
+
+    Its ops go straight to their kernels: what has a derivative is settled, and ops written in Python save half a call.
+    """
+    from torch.fx.graph import _BoxedCodeGen
+
+    graph.graph.set_codegen(_BoxedCodeGen())
+    graph.recompile()
+
+    def run(values: list[Any]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return graph.forward(values)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 def aot_autograd(module: fx.GraphModule, inputs: Any, **settings: Any) -> Callable[..., Any]:

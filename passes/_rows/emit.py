@@ -666,12 +666,13 @@ class Emitter:
             if a.dropout
             else None
         )
-        out = self.call(
+        pair = self.call(
             torch.ops.turbogr.jagged_attention.default, q, k, v, self.offsets(queries), self.offsets(keys),
             self.columns(queries), self.columns(keys), valid, mask, *bias, seed,
             a.activation, a.scale, a.post_scale, a.least, a.most, a.dropout,
         )  # fmt: skip
-        out.meta[PAIRS] = (self.pairs(queries, keys), None)
+        pair.meta[PAIRS] = (self.pairs(queries, keys), None)
+        out = self.call(operator.getitem, pair, 0)
         if self._dtype(a) != tensor(a.node).dtype:  # type: ignore[union-attr]
             out = self.call(aten._to_copy.default, out, dtype=tensor(a.node).dtype)  # type: ignore[union-attr]
         out = self._from_heads(out, a, queries)

@@ -7,42 +7,96 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
+from turbogr_compile.kernels import rows as module
 
-from turbogr_compile import _torch, kernels
+from turbogr_compile import _torch
 
-assert kernels.rows  # importing registers the ops
+from .layouts import COMPILED, LAYOUTS, threads
+
 ops = torch.ops.turbogr
+BOTH = pytest.mark.parametrize(
+    "gather, scatter",
+    [(ops.gather_rows, ops.scatter_rows), (module.gather, module.scatter)],
+    ids=["op", "reference"],
+)
 ROWS = torch.tensor([2, 0, 2, 3])
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(1, 6), st.lists(st.integers(0, 5), max_size=8), st.sampled_from([(), (3,), (2, 3), (0,)]))
-def test_equal_indexing_and_its_transpose(count, chosen, rest):
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int64])
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 6),
+    st.lists(st.integers(0, 5), max_size=8),
+    st.sampled_from([(), (1,), (3,), (4, 16), (67,), (2, 3), (0,)]),
+)
+def test_equal_indexing_and_its_transpose(gather, scatter, dtype, count, chosen, rest):
     rows = torch.tensor([r % count for r in chosen], dtype=torch.int64)
-    x = torch.randn(count, *rest).double()
-    assert torch.equal(ops.gather_rows(x, rows), x[rows])
-    y = torch.randn(len(rows), *rest).double()
-    wanted = torch.zeros(count, *rest).double()
+    x = (4 * torch.randn(count, *rest)).to(dtype)
+    assert torch.equal(gather(x, rows), x[rows])
+    y = (4 * torch.randn(len(rows), *rest)).to(dtype)
+    wanted = torch.zeros(count, *rest).to(torch.promote_types(dtype, torch.float32))
     for at, value in zip(rows.tolist(), y, strict=True):
         wanted[at] += value
-    torch.testing.assert_close(ops.scatter_rows(y, rows, count), wanted)
+    torch.testing.assert_close(scatter(y, rows, count), wanted.to(dtype))
 
 
+@COMPILED
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("rest", [(7,), (64,), (3, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layouts_change_nothing(layout, rest, dtype):
+    x, rows = torch.randn(9, *rest).to(dtype), torch.tensor([8, 0, 3, 3])
+    every = torch.stack([rows, rows], 1)[:, 0]
+    assert torch.equal(ops.gather_rows(layout(x), every), x[rows])
+    y = torch.randn(4, *rest).to(dtype)
+    assert torch.equal(ops.scatter_rows(layout(y), every, 9), ops.scatter_rows(y, rows, 9))
+
+
+def test_rows_that_are_all_the_same_memory():
+    x = torch.randn(67).expand(9, 67)
+    assert torch.equal(ops.gather_rows(x, ROWS), x[:4])
+    assert torch.equal(ops.scatter_rows(x[:4], ROWS, 5), ops.scatter_rows(x[:4].clone(), ROWS, 5))
+
+
+@COMPILED
+@pytest.mark.parametrize("count", [1, 3, 5000])
+@pytest.mark.parametrize("width", [1, 67, 256])
+def test_threads_change_no_bit(count, width):
+    x, table, rows = torch.randn(3000, width), torch.randn(count, width), torch.randint(0, count, (3000,))
+    found = []
+    for number in (1, 2):
+        with threads(number):
+            found.append((ops.scatter_rows(x, rows, count), ops.gather_rows(table, rows)))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert torch.equal(found[0][1], table[rows])
+    exact = torch.zeros(count, width).double().index_add_(0, rows, x.double())
+    torch.testing.assert_close(found[0][0].double(), exact, rtol=1e-5, atol=1e-3)
+
+
+def test_nan_and_infinity_stay_in_their_row():
+    x = torch.tensor([[1.0], [float("nan")], [float("inf")], [2.0], [-float("inf")]])
+    found = ops.scatter_rows(x, torch.tensor([0, 1, 2, 0, 3]), 5).flatten()
+    torch.testing.assert_close(found, torch.tensor([3, float("nan"), float("inf"), -float("inf"), 0]), equal_nan=True)
+
+
+@BOTH
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dtype_is_kept(dtype):
+def test_dtype_is_kept(gather, scatter, dtype):
     x = torch.ones(5, 2).to(dtype)
-    assert ops.gather_rows(x, ROWS).dtype == dtype
-    scattered = ops.scatter_rows(x[:4], ROWS, 5)
+    assert gather(x, ROWS).dtype == dtype
+    scattered = scatter(x[:4], ROWS, 5)
     assert scattered.dtype == dtype
     assert scattered[:, 0].tolist() == torch.tensor([1, 0, 2, 1, 0]).to(dtype).tolist()
 
 
+@BOTH
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_halves_are_summed_in_single_precision(dtype):
-    for rest in ((), (1,), (2, 3)):
+def test_halves_are_summed_in_single_precision(gather, scatter, dtype):
+    for rest in ((), (1,), (2, 3), (67,)):
         many = torch.ones(4096, *rest, dtype=dtype)
-        assert (ops.scatter_rows(many, torch.zeros(4096, dtype=torch.int64), 2)[0] == 4096).all()
+        assert (scatter(many, torch.zeros(4096, dtype=torch.int64), 2)[0] == 4096).all()
 
 
 def test_first_and_second_derivatives():
@@ -110,9 +164,22 @@ def test_bad_shapes_and_dtypes_raise_real_and_fake(call):
         call(*_torch.fake_inputs([x, ROWS]))
 
 
-@pytest.mark.parametrize("row", [-1, 5])
-def test_rows_that_are_not_there_raise(row):
-    with pytest.raises(IndexError):
-        ops.gather_rows(torch.zeros(5, 2), torch.tensor([row]))
-    with pytest.raises((IndexError, RuntimeError), match="out of"):
-        ops.scatter_rows(torch.zeros(1, 2), torch.tensor([row]), 5)
+@BOTH
+@pytest.mark.parametrize("row", [-1, 5, 2**40, -(2**62)])
+def test_rows_that_are_not_there_raise(gather, scatter, row):
+    rows = torch.tensor([0, row, 1])
+    for x in (torch.zeros(5, 2), torch.zeros(5)):
+        with pytest.raises((IndexError, RuntimeError), match="out of"):
+            gather(x, rows)
+        with pytest.raises((IndexError, RuntimeError), match="out of"):
+            scatter(x[:3], rows, 5)
+    with pytest.raises((IndexError, RuntimeError)):
+        gather(torch.zeros(0, 2), torch.tensor([0]))
+
+
+@COMPILED
+def test_the_error_names_op_row_and_place():
+    with pytest.raises(IndexError, match=r"gather_rows: row 7, entry 1 .* there are 5 rows"):
+        ops.gather_rows(torch.zeros(5, 2), torch.tensor([0, 7]))
+    with pytest.raises(IndexError, match="scatter_rows: row -1, entry 0"):
+        ops.scatter_rows(torch.zeros(2, 2), torch.tensor([-1, 7]), 5)

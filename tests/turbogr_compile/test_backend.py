@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import subprocess
 import sys
 import warnings
@@ -16,6 +17,7 @@ from torch import nn
 import turbogr_compile
 from turbogr_compile import Instrument, Pass, Phase, Role, _torch
 from turbogr_compile.errors import ExpectationError, OptionError, TargetError
+from turbogr_compile.lowering.target import find_target
 from turbogr_compile.recording import Recording
 
 CODEGENS = ["aten", pytest.param("inductor", marks=pytest.mark.slow)]
@@ -262,13 +264,20 @@ def test_missing_compiler_is_one_clear_error(monkeypatch):
     with pytest.raises(Exception, match=r"cannot run here\n  C\+\+ compiler: install g\+\+, or use .*aten"):
         compiled(torch.randn(2))
     with pytest.raises(TargetError):
-        turbogr_compile.lowering.target.find_target("cpu").require("inductor")
+        find_target("cpu").require("inductor")
 
 
-def test_without_a_compiler_the_default_needs_none(monkeypatch, caplog):
+def test_the_default_needs_no_compiler(monkeypatch):
     monkeypatch.setattr(_torch, "cpp_compiler", lambda: "")
+    assert turbogr_compile.Options().codegen == "aten"
     compiled = turbogr_compile.compile(lambda x: x + 1)
     torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_a_target_falls_back_to_the_code_generator_that_can_run(monkeypatch, caplog):
+    monkeypatch.setattr(_torch, "cpp_compiler", lambda: "")
+    target = dataclasses.replace(find_target("cpu"), codegens=("inductor", "aten"))
+    assert target.default_codegen() == "aten"
     assert "no C++ compiler: target cpu uses codegen aten" in caplog.text
 
 

@@ -1,0 +1,184 @@
+// Vectors as wide as the machine's, in the compiler's own notation: one source for AVX-512, AVX2, NEON and plain C++.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define TURBOGR_INLINE inline __attribute__((always_inline))
+
+namespace turbogr {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+template <typename T>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(kVectorBytes)));
+};
+template <typename T>
+using Vector = typename VectorOf<T>::type;
+
+// Integers of the same size: what comparisons give, and what `mask ? a : b` selects by.
+template <typename T>
+using Bits = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+
+template <typename T>
+constexpr int kLanes = kVectorBytes / int(sizeof(T));
+
+template <typename T>
+TURBOGR_INLINE Vector<T> load(const T* from) {
+  Vector<T> x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+
+template <typename T>
+TURBOGR_INLINE void store(T* to, Vector<T> x) {
+  std::memcpy(to, &x, sizeof x);
+}
+
+template <typename T>
+TURBOGR_INLINE Vector<T> broadcast(T x) {
+  return x - Vector<T>{};  // the subtraction folds away; adding zero would not: it loses the sign of -0
+}
+
+template <typename T>
+TURBOGR_INLINE Vector<T> zeros() {
+  return Vector<T>{};
+}
+
+// 0, 1, 2, ...
+template <typename T>
+TURBOGR_INLINE Vector<T> iota() {
+  Vector<T> x;
+  for (int lane = 0; lane < kLanes<T>; ++lane) x[lane] = T(lane);
+  return x;
+}
+
+template <typename T, typename V = Vector<T>>
+TURBOGR_INLINE V as(Vector<Bits<T>> x) {
+  V y;
+  std::memcpy(&y, &x, sizeof y);
+  return y;
+}
+
+template <typename T>
+TURBOGR_INLINE Vector<Bits<T>> bits(Vector<T> x) {
+  Vector<Bits<T>> y;
+  std::memcpy(&y, &x, sizeof y);
+  return y;
+}
+
+// The upper half of the lanes onto the lower half, again and again: the same order on every machine of one width.
+template <typename T, typename Combine>
+TURBOGR_INLINE T fold(Vector<T> x, Combine combine) {
+  T lanes[kLanes<T>];
+  std::memcpy(lanes, &x, sizeof x);
+  for (int half = kLanes<T> / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane) lanes[lane] = combine(lanes[lane], lanes[lane + half]);
+  return lanes[0];
+}
+
+template <typename T>
+TURBOGR_INLINE T sum(Vector<T> x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, float>) {
+    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+  }
+#endif
+  return fold<T>(x, [](T a, T b) { return a + b; });
+}
+
+// Of numbers; which lane a NaN beats is not said.
+template <typename T>
+TURBOGR_INLINE T maximum(Vector<T> x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if constexpr (std::is_same_v<T, float>) {
+    __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_max_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
+  }
+#endif
+  return fold<T>(x, [](T a, T b) { return a > b ? a : b; });
+}
+
+// The second operand where either is NaN, as the machine instructions do; compilers do not find those by themselves.
+#if defined(__AVX512F__)
+TURBOGR_INLINE Vector<float> larger(Vector<float> x, Vector<float> y) { return _mm512_max_ps(x, y); }
+TURBOGR_INLINE Vector<float> smaller(Vector<float> x, Vector<float> y) { return _mm512_min_ps(x, y); }
+#elif defined(__AVX2__)
+TURBOGR_INLINE Vector<float> larger(Vector<float> x, Vector<float> y) { return _mm256_max_ps(x, y); }
+TURBOGR_INLINE Vector<float> smaller(Vector<float> x, Vector<float> y) { return _mm256_min_ps(x, y); }
+#else
+TURBOGR_INLINE Vector<float> larger(Vector<float> x, Vector<float> y) { return x > y ? x : y; }
+TURBOGR_INLINE Vector<float> smaller(Vector<float> x, Vector<float> y) { return x < y ? x : y; }
+#endif
+TURBOGR_INLINE Vector<double> larger(Vector<double> x, Vector<double> y) { return x > y ? x : y; }
+TURBOGR_INLINE Vector<double> smaller(Vector<double> x, Vector<double> y) { return x < y ? x : y; }
+
+// e^x to 3e-7; NaN stays NaN. Results are kept within [2^-126, 2^127]: what is smaller or larger than that is for the
+// caller to treat.
+TURBOGR_INLINE Vector<float> exp(Vector<float> x) {
+  x = larger(broadcast(-87.0f), smaller(broadcast(88.0f), x));
+  // x log₂ e = n + f. Adding 1.5 · 2^23 leaves n in the low bits of the mantissa, rounded to nearest.
+  const float shift = 12582912.0f, turns = 1.44269504f;
+  const Vector<float> shifted = x * turns + shift;
+  const Vector<float> f = x * turns - (shifted - shift);
+  // 2^f for |f| <= 1/2: the polynomial of degree 5 with the least relative error, 8e-8.
+  Vector<float> p = f * 1.32764725e-3f + 9.67554189e-3f;
+  p = p * f + 5.55071309e-2f;
+  p = p * f + 2.40221202e-1f;
+  p = p * f + 6.93146944e-1f;
+  p = p * f + 1.00000012f;
+  return as<float>(bits<float>(p) + (bits<float>(shifted) << 23));
+}
+
+TURBOGR_INLINE Vector<double> exp(Vector<double> x) {
+  Vector<double> y;
+  for (int lane = 0; lane < kLanes<double>; ++lane) y[lane] = std::exp(x[lane]);
+  return y;
+}
+
+// e^x, and exactly 0 where that is below the smallest normal number.
+TURBOGR_INLINE Vector<float> exp_or_zero(Vector<float> x) { return x < -87.0f ? Vector<float>{} : exp(x); }
+TURBOGR_INLINE Vector<double> exp_or_zero(Vector<double> x) { return exp(x); }
+
+#if defined(__AVX2__)
+// to[j * pitch + i] = from[i][at + j] for i, j below 8.
+TURBOGR_INLINE void transpose_8x8(const float* const* from, int64_t at, float* to, int64_t pitch) {
+  __m256 row[8], half[8];
+  for (int i = 0; i < 8; ++i) row[i] = _mm256_loadu_ps(from[i] + at);
+  for (int i = 0; i < 8; i += 2) {
+    half[i] = _mm256_unpacklo_ps(row[i], row[i + 1]);
+    half[i + 1] = _mm256_unpackhi_ps(row[i], row[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      row[i + 2 * j] = _mm256_shuffle_ps(half[i + j], half[i + 2 + j], 0x44);
+      row[i + 2 * j + 1] = _mm256_shuffle_ps(half[i + j], half[i + 2 + j], 0xee);
+    }
+  for (int j = 0; j < 4; ++j) {
+    _mm256_storeu_ps(to + j * pitch, _mm256_permute2f128_ps(row[j], row[j + 4], 0x20));
+    _mm256_storeu_ps(to + (j + 4) * pitch, _mm256_permute2f128_ps(row[j], row[j + 4], 0x31));
+  }
+}
+#endif
+
+template <typename T>
+TURBOGR_INLINE Vector<T> sigmoid(Vector<T> x) {
+  return T(1) / (T(1) + exp(-x));
+}
+
+}  // namespace turbogr

@@ -1,0 +1,76 @@
+// Work shared among threads, memory that threads keep, and errors that reach Python.
+#pragma once
+
+#include <cstdarg>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+namespace turbogr {
+
+// body(i) for i below count, each once, the next free thread taking the next i. What a body writes must depend on i
+// alone: then results are the same for any number of threads.
+template <typename Body>
+void parallel_for(int64_t count, int64_t threads, Body body) {
+#if defined(_OPENMP)
+  if (threads > 1 && count > 1) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(int(threads))
+    for (int64_t i = 0; i < count; ++i) body(i);
+    return;
+  }
+#endif
+  for (int64_t i = 0; i < count; ++i) body(i);
+}
+
+// Memory of one thread that outlives the call, so that the next call finds its pages in place.
+class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() { std::free(start_); }
+
+  // Room for `bytes`, aligned to 64; what was there before is gone.
+  void* room(size_t bytes) {
+    if (bytes > size_) {
+      std::free(start_);
+      size_ = (bytes + bytes / 4 + 4095) / 4096 * 4096;
+      start_ = std::aligned_alloc(4096, size_);
+      if (start_ == nullptr) {
+        size_ = 0;
+        throw std::bad_alloc();
+      }
+    }
+    return start_;
+  }
+
+ private:
+  void* start_ = nullptr;
+  size_t size_ = 0;
+};
+
+// The calling thread's own T, made on first use. It lives on the heap: the address of a thread_local object itself would
+// be computed anew wherever a member is used.
+template <typename T>
+T& own() {
+  static thread_local const std::unique_ptr<T> mine(new T);
+  return *mine;
+}
+
+// Text of an error for Python to raise; valid until the thread's next error.
+__attribute__((format(printf, 1, 2))) inline const char* failure(const char* format, ...) {
+  static thread_local char text[256];
+  va_list values;
+  va_start(values, format);
+  std::vsnprintf(text, sizeof text, format, values);
+  va_end(values);
+  return text;
+}
+
+}  // namespace turbogr
