@@ -357,7 +357,7 @@ inline Span seen(const Head& head, Index low, Index high, const Rows& keys, cons
   };
   while (!span.empty() && !sees(span.last_key - 1)) --span.last_key;
   while (!span.empty() && !sees(span.first_key)) ++span.first_key;
-  return span;
+  return span.empty() ? Span{} : span;  // a panel with holes may promise what no key of it keeps
 }
 
 // --- plan ------------------------------------------------------------------------------------------

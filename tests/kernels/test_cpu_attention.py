@@ -82,6 +82,16 @@ def test_equals_the_reference(case):
 
 
 @BOTH
+def test_a_window_that_falls_into_holes(activation):
+    """Columns of a panel span the window, none of its keys is inside."""
+    queries = torch.zeros(1, 120, dtype=torch.bool)
+    queries[0, :90] = True
+    keys = torch.zeros(1, 120, dtype=torch.bool)
+    keys[0, ::17] = True
+    compare(Case(queries, keys, activation=activation, window=(1, 1)).inputs())
+
+
+@BOTH
 @pytest.mark.parametrize("ascending", [True, False])
 def test_times_of_any_order(activation, ascending):
     lengths = ragged([150, 90], 150)
