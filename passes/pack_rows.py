@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,11 +61,13 @@ class PackRows(Pass):
     def _analyse(self, graph: fx.Graph, ctx: Context) -> RowAnalysis:
         unspecified = getattr(ctx.options, "padded_outputs", "strict") == "unspecified"
         with _torch.outside_compilation():
-            found = analyse(graph, ctx.examples, unspecified_outputs=unspecified)
+            read = partial(analyse, graph, ctx.examples, unspecified_outputs=unspecified)
+            found = read()
             refused = found.reads_pads()
             if refused:
-                found = analyse(graph, ctx.examples, unspecified_outputs=unspecified, refused=refused)
-        return found
+                found = read(refused=refused)
+            alike = found.alike()
+            return read(refused=refused, alike=alike) if alike else found
 
     def _rewrite(self, graph: fx.Graph, ctx: Context, emitter: Emitter) -> None:
         keep_original(graph)

@@ -4,7 +4,7 @@
 namespace turbogr {
 namespace {
 
-constexpr int kKeys = 96;  // columns of a block of scores; a multiple of kTall
+constexpr int kBackwardKeys = 96;  // columns of a block of scores; a multiple of kTall
 
 // Scores become weights, gradients of weights become gradients of scores.
 void silu_row(const Head& head, Index query, const Rows& keys, const Panel* panels, Span span, Real* p, Real* ds) {
@@ -47,7 +47,7 @@ class Backward {
       const int64_t h = task.group * members + m;
       head_.begin(a, part.sequence, h);
       begin_head(a, h);
-      for (int64_t at = 0; at < wide_; at += kKeys)
+      for (int64_t at = 0; at < wide_; at += kBackwardKeys)
         for (int64_t first = 0; first < rows_.count(); first += kQueries) block(a, first, at, shared, m);
       if (a.query_grad) finish_queries(a, part, h, alone ? nullptr : shared.query.get() + m * queries * a.depth);
     }
@@ -84,7 +84,7 @@ class Backward {
     depth_ = up(a.depth, kWide);
     value_depth_ = up(a.value_depth, kWide);
     Real* room = (Real*)scratch_.room(size_t(query_rows_ * (2 * depth_ + value_depth_ + 2) +
-                                             key_rows_ * (3 * depth_ + 2 * value_depth_) + 2 * kQueries * kKeys) *
+                                             key_rows_ * (3 * depth_ + 2 * value_depth_) + 2 * kQueries * kBackwardKeys) *
                                       sizeof(Real));
     auto take = [&](int64_t count) {
       Real* taken = room;
@@ -99,8 +99,8 @@ class Backward {
     key_grads_ = take(key_rows_ * depth_);
     values_transposed_ = take(key_rows_ * value_depth_);
     value_grads_ = take(key_rows_ * value_depth_);
-    scores_ = take(kQueries * kKeys);
-    slopes_ = take(kQueries * kKeys);
+    scores_ = take(kQueries * kBackwardKeys);
+    slopes_ = take(kQueries * kBackwardKeys);
     log_sum_ = take(query_rows_);
     mean_ = take(query_rows_);
     const auto key = [&](int64_t j) {
@@ -157,7 +157,7 @@ class Backward {
   // One block of scores and all it contributes to.
   void block(const AttentionArguments& a, int64_t first, int64_t at, Shared& shared, int64_t member) {
     const int64_t count = std::min(kQueries, rows_.count() - first), tall = up(count, kTall);
-    const int64_t keys = std::min<int64_t>(wide_ - at, kKeys), first_panel = at / kWide;
+    const int64_t keys = std::min<int64_t>(wide_ - at, kBackwardKeys), first_panel = at / kWide;
     Span spans[kQueries / kTall];
     bool any = false;
     for (int64_t r = 0; r < tall; r += kTall) {
@@ -176,17 +176,17 @@ class Backward {
 
   // Scores, and gradients of weights. What no row of the group sees is zero: other products pass over it.
   void tile(const AttentionArguments& a, int64_t first, int64_t r, int64_t panel, int64_t column, Span span) {
-    Real *p = scores_ + r * kKeys + column, *ds = slopes_ + r * kKeys + column;
+    Real *p = scores_ + r * kBackwardKeys + column, *ds = slopes_ + r * kBackwardKeys + column;
     if (!span.holds(panel)) {
       for (int m = 0; m < kTall; ++m) {
-        std::fill(p + m * kKeys, p + m * kKeys + kWide, Real(0));
-        std::fill(ds + m * kKeys, ds + m * kKeys + kWide, Real(0));
+        std::fill(p + m * kBackwardKeys, p + m * kBackwardKeys + kWide, Real(0));
+        std::fill(ds + m * kBackwardKeys, ds + m * kBackwardKeys + kWide, Real(0));
       }
       return;
     }
-    score_tile<kKeys>(a.depth, queries_ + (first + r) * kWide, query_rows_ * kWide,
+    score_tile<kBackwardKeys>(a.depth, queries_ + (first + r) * kWide, query_rows_ * kWide,
                       keys_transposed_ + panel * a.depth * kWide, p);
-    score_tile<kKeys>(a.value_depth, grads_ + (first + r) * kWide, query_rows_ * kWide,
+    score_tile<kBackwardKeys>(a.value_depth, grads_ + (first + r) * kWide, query_rows_ * kWide,
                       values_transposed_ + panel * a.value_depth * kWide, ds);
   }
 
@@ -194,7 +194,7 @@ class Backward {
                 int64_t member) {
     const int64_t begin = span.begin(), width = span.width();
     const Index query = rows_.column[size_t(first + r)];
-    Real *p = scores_ + r * kKeys + begin - at, *ds = slopes_ + r * kKeys + begin - at;
+    Real *p = scores_ + r * kBackwardKeys + begin - at, *ds = slopes_ + r * kBackwardKeys + begin - at;
     if (head_.biased()) head_.add_biases(rows_, first + r, keys_, panels_.data(), begin, width, p);
     if (a.dropping) {
       head_.kept(query, keys_, begin, width, keep_);
@@ -226,10 +226,10 @@ class Backward {
       while (begin < end && !sees(end - kTall)) end -= kTall;
       if (begin == end) continue;
       for (int64_t c = 0; c < value_depth_; c += kWide)
-        add_tile<1, kKeys>(end - begin, scores_ + begin * kKeys + j, grads_ + c * query_rows_ + (first + begin) * kWide,
+        add_tile<1, kBackwardKeys>(end - begin, scores_ + begin * kBackwardKeys + j, grads_ + c * query_rows_ + (first + begin) * kWide,
                            value_grads_ + c * key_rows_ + (at + j) * kWide);
       for (int64_t c = 0; c < depth_; c += kWide)
-        add_tile<1, kKeys>(end - begin, slopes_ + begin * kKeys + j,
+        add_tile<1, kBackwardKeys>(end - begin, slopes_ + begin * kBackwardKeys + j,
                            queries_ + c * query_rows_ + (first + begin) * kWide,
                            key_grads_ + c * key_rows_ + (at + j) * kWide);
     }
@@ -238,7 +238,7 @@ class Backward {
       const Span span = spans[r / kTall];
       if (span.empty()) continue;
       for (int64_t c = 0; c < depth_; c += kWide)
-        add_tile<kKeys, 1>(span.last_key - span.first_key, slopes_ + r * kKeys + span.first_key - at,
+        add_tile<kBackwardKeys, 1>(span.last_key - span.first_key, slopes_ + r * kBackwardKeys + span.first_key - at,
                            keys_panels_ + c * key_rows_ + span.first_key * kWide,
                            query_grads_ + c * query_rows_ + (first + r) * kWide);
     }
@@ -289,7 +289,7 @@ class Backward {
   int64_t wide_, key_rows_, query_rows_, depth_, value_depth_;
   Real *queries_, *query_grads_, *grads_, *keys_panels_, *keys_transposed_, *key_grads_;
   Real *values_transposed_, *value_grads_, *scores_, *slopes_, *log_sum_, *mean_;
-  Real keep_[kKeys];
+  Real keep_[kBackwardKeys];
 };
 
 // Tasks that add into the same dense bias run one after another, in order; all others are free.

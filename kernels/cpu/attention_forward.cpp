@@ -4,7 +4,7 @@
 namespace turbogr {
 namespace {
 
-constexpr int kKeys = 128;  // columns of a block of scores
+constexpr int kForwardKeys = 128;  // columns of a block of scores
 
 // Weights of silu: score · sigmoid(score); hidden pairs have none.
 void silu_row(const Head& head, Index query, const Rows& keys, const Panel* panels, Span span, Real* p) {
@@ -60,12 +60,12 @@ class Forward {
     collect_keys(a, part, Index(*low), Index(*high), keys_, panels_);
     const int64_t wide = up(keys_.count(), kWide), out = up(a.value_depth, kWide);
     Real* room = (Real*)scratch_.room(
-        size_t(wide * a.depth + wide * out + kQueries * (up(a.depth, kWide) + kKeys + out)) * sizeof(Real));
+        size_t(wide * a.depth + wide * out + kQueries * (up(a.depth, kWide) + kForwardKeys + out)) * sizeof(Real));
     transposed_ = room;
     values_ = transposed_ + wide * a.depth;
     queries_ = values_ + wide * out;
     scores_ = queries_ + kQueries * up(a.depth, kWide);
-    sums_ = scores_ + kQueries * kKeys;
+    sums_ = scores_ + kQueries * kForwardKeys;
     pack_transposed<S>([&](int64_t j) { return (const S*)a.key + keys_.row[size_t(j)] * a.key_stride[0] +
                                                task.group * a.key_stride[1]; },
                        keys_.count(), a.depth, transposed_);
@@ -102,7 +102,7 @@ class Forward {
       low_[r / kTall] = *low;
       high_[r / kTall] = *high;
     }
-    for (int64_t at = 0; at < wide; at += kKeys) against(a, first, count, tall, at, std::min<int64_t>(wide - at, kKeys), wide);
+    for (int64_t at = 0; at < wide; at += kForwardKeys) against(a, first, count, tall, at, std::min<int64_t>(wide - at, kForwardKeys), wide);
     finish(a, h, first, count, tall);
   }
 
@@ -117,15 +117,15 @@ class Forward {
       for (int64_t r = 0; r < tall; r += kTall) {
         const Span span = spans[r / kTall];
         if (!span.holds(panel)) continue;
-        score_tile<kKeys>(a.depth, queries_ + r * kWide, tall * kWide, transposed_ + panel * a.depth * kWide,
-                          scores_ + r * kKeys + panel * kWide - at);
+        score_tile<kForwardKeys>(a.depth, queries_ + r * kWide, tall * kWide, transposed_ + panel * a.depth * kWide,
+                          scores_ + r * kForwardKeys + panel * kWide - at);
       }
     for (int64_t r = 0; r < count; ++r) activate(a, first, r, spans[r / kTall], at, tall);
     for (int64_t c = 0; c < up(a.value_depth, kWide); c += kWide)
       for (int64_t r = 0; r < tall; r += kTall) {
         const Span span = spans[r / kTall];
         if (span.empty()) continue;
-        add_tile<kKeys, 1>(span.last_key - span.first_key, scores_ + r * kKeys + span.first_key - at,
+        add_tile<kForwardKeys, 1>(span.last_key - span.first_key, scores_ + r * kForwardKeys + span.first_key - at,
                            values_ + c * wide + span.first_key * kWide, sums_ + c * tall + r * kWide);
       }
   }
@@ -134,7 +134,7 @@ class Forward {
     if (span.empty()) return;
     const int64_t begin = span.begin(), width = span.width();
     const Index query = rows_.column[size_t(first + r)];
-    Real* p = scores_ + r * kKeys + begin - at;
+    Real* p = scores_ + r * kForwardKeys + begin - at;
     if (head_.biased()) head_.add_biases(rows_, first + r, keys_, panels_.data(), begin, width, p);
     if (a.softmax) {
       const Real correction = softmax_row(head_, query, keys_, panels_.data(), span, p, running_[r]);
@@ -170,7 +170,7 @@ class Forward {
   Real *transposed_, *values_, *queries_, *scores_, *sums_;
   Running running_[kQueries + kTall];
   Index low_[kQueries / kTall], high_[kQueries / kTall];
-  Real keep_[kKeys];
+  Real keep_[kForwardKeys];
 };
 
 template <typename S>

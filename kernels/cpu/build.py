@@ -43,8 +43,8 @@ from .toolchain import (
 log = logging.getLogger("turbogr_compile.kernels")
 
 SOURCES = Path(__file__).parent
-# What kernels compute in, by what tensors store.
-REALS = {torch.float32: "float", torch.float16: "float", torch.bfloat16: "float", torch.float64: "double"}
+# The library that serves a dtype.
+REALS = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "half", torch.float64: "double"}
 MODES = ("auto", "off", "required")
 LIBRARY = "kernels.so"
 SERIAL = "-serial"  # in the name of a library without OpenMP
@@ -215,7 +215,7 @@ def _maker(cache: Cache, recipe: Recipe) -> tuple[str, Callable[[], Path]]:
 
 
 def build(recipe: Recipe, compiler: Compiler, cache: Cache) -> Path:
-    """Compiles each source in a process of its own, and links."""
+    """Compiles and links, in a few processes at once."""
     with cache.workplace() as place:
         try:
             for name, content in recipe.files.items():
@@ -226,12 +226,14 @@ def build(recipe: Recipe, compiler: Compiler, cache: Cache) -> Path:
             if recipe.sanitize:  # reports name the sources, not their copies
                 options.append(f"-ffile-prefix-map={place}={recipe.sources}")
             run = partial(compiler.run, *options, folder=place)
-            sources = [name for name in recipe.files if name.endswith(".cpp")]
+            units = _units({name: len(text) for name, text in recipe.files.items() if name.endswith(".cpp")})
+            for unit, sources in units.items():
+                (place / unit).write_text("".join(f'#include "{name}"\n' for name in sources))
             with ThreadPoolExecutor(_processors()) as pool:
-                jobs = [pool.submit(run, "-c", name, "-o", f"{name}.o") for name in sources]
+                jobs = [pool.submit(run, "-c", unit, "-o", f"{unit}.o") for unit in units]
             for job in jobs:
                 job.result()
-            run(*(f"{name}.o" for name in sources), *link_flags(), "-o", LIBRARY)
+            run(*(f"{unit}.o" for unit in units), *link_flags(), "-o", LIBRARY)
             if not (place / LIBRARY).exists():
                 raise CompileError(compiler.command[0], "the compiler is content, and has made no file")
             return cache.keep(place / LIBRARY, recipe.stem_by(compiler) + ("" if threads else SERIAL))
@@ -242,6 +244,17 @@ def build(recipe: Recipe, compiler: Compiler, cache: Cache) -> Path:
             raise Unavailable(f"they do not compile ({error.first})", remedy) from error
         except OSError as error:
             raise Refused(f"{cache.folder} cannot be written ({error.strerror})") from error
+
+
+def _units(sizes: dict[str, int]) -> dict[str, list[str]]:
+    """Sources that are compiled together, by the name of the file that includes them.
+
+    Half of the time of a small source goes into headers. Two units read them twice only, and keep two processors busy.
+    """
+    units: list[list[str]] = [[] for _ in range(min(2, len(sizes)))]
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        min(units, key=lambda unit: sum(sizes[n] for n in unit)).append(name)
+    return {f"unit{number}.cc": sorted(unit) for number, unit in enumerate(units)}
 
 
 def _write_log(path: Path, error: CompileError) -> str:

@@ -62,7 +62,7 @@ def _library(real: str, found: dict[str, Any], compiler: Compiler | None, cache:
         path = cache.find(stem)
         failure = "" if path else _failure(cache.log(stem))
     return {
-        "computes in": real,
+        "library": real,
         "dtypes": [str(dtype).removeprefix("torch.") for dtype, r in REALS.items() if r == real],
         "built": path is not None,
         "file": str(path) if path else "",

@@ -166,7 +166,8 @@ def flags(real: str, isa: str, sanitize: str = "") -> list[str]:
         *("-std=c++17", *optimise, "-fPIC", "-fno-semantic-interposition"),
         *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
         *machine,
-        f"-DTURBOGR_REAL={real}",
+        f"-DTURBOGR_REAL={'double' if real == 'double' else 'float'}",
+        *(["-DTURBOGR_HALVES"] if real == "half" else []),
     ]
 
 

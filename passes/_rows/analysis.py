@@ -14,7 +14,7 @@ from .demand import ALL, DemandAnalysis
 from .meaning import Meanings
 from .ops import is_tensor, shape, size_symbols
 from .program import Examples, batch_of
-from .sets import Batch, Seen, Term
+from .sets import Batch, Seen, Term, Terms
 from .zeros import Zeros
 
 MOSTLY = 0.9  # of all rows: nothing is gained by leaving out the rest
@@ -42,6 +42,24 @@ class RowAnalysis:
             rows, columns = batch.extent(a.keys)
             if read >= MOSTLY * rows * columns and read > GROWTH * matter:
                 found.add(node)
+        return frozenset(found)
+
+    def alike(self) -> frozenset[Terms]:
+        """Sets that lie within the rows that layers share and, on the batch seen, are as large as those.
+
+        A map between two sets costs a copy of each value that crosses it. Rows more than asked for are never wrong.
+        """
+        if not self.examples.known:
+            return frozenset()
+        batch, found = self._batch(self.examples), set()
+        bodies, wanted = self.demand.bodies(), self.demand.wanted.items()
+        asked = {
+            (self.demand.space_of(n), terms) for n, terms in wanted if n.op == "call_function" and terms is not ALL
+        }
+        for space, terms in asked:
+            body = bodies.get(space) if space is not None else None
+            if body is not None and terms < body and _size(batch, terms) == _size(batch, body):
+                found.add(terms)
         return frozenset(found)
 
     def _batch(self, known: Examples) -> Batch:
@@ -73,13 +91,17 @@ class RowAnalysis:
         return out
 
 
+def _size(batch: Batch, terms: Terms) -> int:
+    return int(batch.union(terms).sum())
+
+
 def _base(term: Term) -> Term:
     return _base(term.of) if isinstance(term, Seen) else term
 
 
 def analyse(
     graph: fx.Graph, inputs: Sequence[Any] | None = None, *, unspecified_outputs: bool = False,
-    refused: frozenset[fx.Node] = frozenset(),
+    refused: frozenset[fx.Node] = frozenset(), alike: frozenset[Terms] = frozenset(),
 ) -> RowAnalysis:  # fmt: skip
     """Axes, meanings, zeros and demand of a captured graph; `inputs` are real ones, where they are known."""
     with torch.no_grad():
@@ -87,5 +109,5 @@ def analyse(
         typing = Typing(graph)
         meanings = Meanings(graph, typing, examples)
         zeros = Zeros(graph, typing, meanings)
-        demand = DemandAnalysis(graph, typing, meanings, zeros, unspecified_outputs, refused)
+        demand = DemandAnalysis(graph, typing, meanings, zeros, unspecified_outputs, refused, alike)
     return RowAnalysis(graph, demand, examples)

@@ -63,6 +63,7 @@ class DemandAnalysis:
     zeros: Zeros
     unspecified_outputs: bool = False
     refused: frozenset[fx.Node] = frozenset()  # attentions that are better left padded
+    alike: frozenset[Terms] = frozenset()  # sets that are as large as the keys they are among, in the batch seen
     missed: list[Missed] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -344,7 +345,7 @@ class DemandAnalysis:
             return wanted
         space = self.space_of(node)
         body = self._merged.get(space, frozenset()) if space is not None else frozenset()
-        return wanted | body if wanted & body & self._body_keys else wanted
+        return wanted | body if wanted & body & self._body_keys or wanted in self.alike else wanted
 
     def _settle(self) -> None:
         """Sets that contain keys are merged, per space, into one: few sets, and maps between nested ones only.
@@ -374,6 +375,10 @@ class DemandAnalysis:
             if wanted & self._key_terms:
                 out[space] = out.get(space, frozenset()) | wanted
         return out
+
+    def bodies(self) -> dict[Space, Terms]:
+        """The rows that layers share, per space."""
+        return dict(self._merged)
 
     def _sweep(self) -> None:
         for node in reversed(self.graph.nodes):
