@@ -47,7 +47,7 @@ def gradients(model, loss):
     return {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("codegen", ["aten", "inductor"])
+@pytest.mark.parametrize("codegen", ["aten", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_hstu_trains_the_same_in_fused_kernels(hstu, codegen):
     model = hstu.Recommender(items=60, dim=8, heads=2, layers=2, max_len=12).double()
     batches = [hstu.histories(5, 12, 60, seed) for seed in range(3)]

@@ -98,6 +98,15 @@ def test_aot_autograd_with_each_partitioner():
         assert len(roles) == 2
 
 
+def test_run_plainly_takes_its_inputs_and_records_no_gradient():
+    run = _torch.run_plainly(torch.fx.symbolic_trace(lambda x: (x.sin(),)))
+    x = torch.randn(3, requires_grad=True)
+    values = [x]
+    (result,) = run(values)
+    assert values == [] and not result.requires_grad and run._boxed_call
+    torch.testing.assert_close(result, x.detach().sin())
+
+
 @pytest.mark.slow
 def test_inductor_takes_our_passes_and_key():
     seen = []
