@@ -33,9 +33,9 @@ import torch
 from measure import Effort, take_turns
 from models import Recommender, SASRec, TimedRecommender, ragged
 from report import aligned
+from watching import Attentions
 
 import turbogr_compile
-from turbogr_compile import GraphRun, Instrument, Role
 from turbogr_compile.testing import Flops
 
 MODELS = {"hstu": Recommender, "timed": TimedRecommender, "sasrec": SASRec}
@@ -46,18 +46,6 @@ WAYS: dict[str, dict[str, str] | None] = {
     "packed inductor": {"codegen": "inductor"},
 }
 MEGA = 2.0**20
-
-
-class Attentions(Instrument):
-    """How many attentions became jagged."""
-
-    def __init__(self) -> None:
-        self.jagged = 0
-
-    def finish(self, run: GraphRun) -> None:
-        if run.role is Role.CAPTURED:
-            op = torch.ops.turbogr.jagged_attention.default
-            self.jagged += len(run.graph.find_nodes(op="call_function", target=op))
 
 
 def step_of(way: str, options: argparse.Namespace) -> tuple[Callable[[], float], Attentions]:

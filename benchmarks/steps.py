@@ -18,10 +18,10 @@ import by_hand
 import torch
 from jagged import Batch
 from measure import processor_seconds, rotated, say
-from packing import Attentions
 from padded_models import HSTULayer, Recommender, SASRecLayer
 from plan import OPTIMIZER, OURS, STEP, Disagreement, Group, Settings, Table, by_turns, require_same, result_of
 from torch import Tensor, nn
+from watching import Attentions
 
 import turbogr_compile
 
