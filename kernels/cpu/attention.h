@@ -79,12 +79,20 @@ struct Piece {
   int64_t sequence, first_query, last_query, first_key, last_key;
 };
 
+// Where the entry of distance 0 lies in a table of position biases.
+inline int64_t zero_distance(const AttentionArguments& a) { return (a.position_entries - 1) / 2; }
+
+// What follows the activation: a constant factor, and what makes up for dropped pairs.
+inline Real gain(const AttentionArguments& a) {
+  if (!a.dropping) return Real(a.post_scale);
+  return a.dropout < 1 ? Real(a.post_scale / (1 - a.dropout)) : Real(0);
+}
+
 inline int64_t clamp_distance(int64_t x) { return std::max(-2 * kColumns, std::min(2 * kColumns, x)); }
 
 // Buckets of time gaps: entry e holds gaps in [bound[e - 1], bound[e]).
 class Buckets {
  public:
-  Buckets() = default;
   Buckets(const int64_t* bounds, int64_t entries) : bounds_(bounds), entries_(entries) {}
 
   int64_t entry() const { return entry_; }
@@ -98,8 +106,8 @@ class Buckets {
   }
 
  private:
-  const int64_t* bounds_ = nullptr;
-  int64_t entries_ = 0, entry_ = 0, low_ = 0, high_ = 0;  // an empty range: the first question seeks
+  const int64_t* bounds_;
+  int64_t entries_, entry_ = 0, low_ = 0, high_ = 0;  // an empty range: the first question seeks
 };
 
 inline int64_t gap_between(int64_t a, int64_t b) {
@@ -189,7 +197,7 @@ class Head {
     if (a_->position_grad) add_position_gradient(query, keys, panels, at, count, slopes, position);
     if (a_->time_grad) add_time_gradient(queries.time[size_t(i)], keys, at, count, slopes, time);
     if (a_->bias_grad) {
-      Real* row = a_->bias_grad + (dense_row(a_->bias_grad, a_->bias_grad_stride, query) - a_->bias_grad);
+      Real* row = dense_row(a_->bias_grad, a_->bias_grad_stride, query);
       for_keys(keys, at, count, [&](int64_t j, Index column) { row[column * a_->bias_grad_stride[3]] += slopes[j]; });
     }
   }
@@ -205,9 +213,6 @@ class Head {
     const Index* column = keys.column.data() + at;
     for (int64_t j = 0; j < count; ++j) keep[j] = Real(mix(row ^ uint32_t(column[j])) >= limit);
   }
-
-  // Where the entry of distance 0 lies in sums of position gradients, which are reversed as well.
-  int64_t position_zero() const { return (a_->position_entries - 1) / 2; }
 
  private:
   template <typename Body>
@@ -230,7 +235,7 @@ class Head {
   }
 
   void add_position(Index query, const Rows& keys, const Panel* panels, int64_t at, int64_t count, Real* scores) const {
-    const Real* zero = position_.data() + position_zero() - query;
+    const Real* zero = position_.data() + zero_distance(*a_) - query;
     for (int64_t j = 0; j < count; j += kLane) {
       const Index* column = keys.column.data() + at + j;
       if (panels[(at + j) / kWide].consecutive) {
@@ -342,6 +347,12 @@ inline void collect_keys(const AttentionArguments& a, const Piece& part, Index l
   }
   keys.column.resize(size_t(up(count, kWide)), kNobody);
   if (a.key_times) keys.time.resize(size_t(up(count, kWide)), count ? keys.time.back() : 0);
+}
+
+inline void add_query(const AttentionArguments& a, int64_t row, Rows& queries) {
+  queries.row.push_back(row);
+  queries.column.push_back(Index(a.query_columns[row]));
+  if (a.query_times) queries.time.push_back(a.query_times[row]);
 }
 
 inline bool ascending(const std::vector<int64_t>& times) { return std::is_sorted(times.begin(), times.end()); }

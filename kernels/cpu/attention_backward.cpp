@@ -69,10 +69,7 @@ class Backward {
     head_.begin(a, part.sequence, 0);
     for (int64_t i = part.first_query; i < part.last_query; ++i) {
       const Index column = Index(a.query_columns[i]);
-      if (!head_.sees(column, column, all)) continue;
-      rows_.row.push_back(i);
-      rows_.column.push_back(column);
-      if (a.query_times) rows_.time.push_back(a.query_times[i]);
+      if (head_.sees(column, column, all)) add_query(a, i, rows_);
     }
   }
 
@@ -135,7 +132,6 @@ class Backward {
   }
 
   void begin_head(const AttentionArguments& a, int64_t h) {
-    const Real gain = Real(a.post_scale * (a.dropping ? (a.dropout < 1 ? 1 / (1 - a.dropout) : 0) : 1));
     const auto grad = [&](int64_t i) {
       return (const S*)a.grad + rows_.row[size_t(i)] * a.grad_stride[0] + h * a.grad_stride[1];
     };
@@ -143,7 +139,7 @@ class Backward {
       return (const S*)a.query + rows_.row[size_t(i)] * a.query_stride[0] + h * a.query_stride[1];
     };
     pack_panels<S>(query, rows_.count(), query_rows_, a.depth, Real(a.scale), queries_);
-    pack_panels<S>(grad, rows_.count(), query_rows_, a.value_depth, gain, grads_);
+    pack_panels<S>(grad, rows_.count(), query_rows_, a.value_depth, gain(a), grads_);
     std::fill(query_grads_, query_grads_ + query_rows_ * depth_, Real(0));
     if (!a.softmax) return;
     // The mean of a row's weight gradients, weighted by the weights: the product of result and gradient.
@@ -208,8 +204,8 @@ class Backward {
       for (int64_t j = 0; j < width; ++j) p[j] *= keep_[j];
     if (head_.has_bias_gradient())
       head_.add_bias_gradients(rows_, first + r, keys_, panels_.data(), begin, width, ds,
-                               shared.position.get() + member * shared.distances - shared.lowest,
-                               shared.time.get() + member * a.time_entries);
+                               a.position_grad ? &shared.position[size_t(member * shared.distances)] - shared.lowest : nullptr,
+                               a.time_grad ? &shared.time[size_t(member * a.time_entries)] : nullptr);
   }
 
   // Products of weights and slopes with rows of the block.
@@ -338,7 +334,7 @@ void add_query_parts(const AttentionArguments& a, const std::vector<Task>& tasks
 
 // In the order of tasks, which is that of the batch and not of threads.
 void add_tables(const AttentionArguments& a, const std::vector<Task>& tasks, const std::vector<Shared>& shared) {
-  const int64_t members = a.heads / a.groups, zero = (a.position_entries - 1) / 2;
+  const int64_t members = a.heads / a.groups, zero = zero_distance(a);
   for (size_t i = 0; i < tasks.size(); ++i)
     for (int64_t m = 0; m < members; ++m) {
       const Shared& from = shared[i];

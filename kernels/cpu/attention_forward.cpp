@@ -73,11 +73,7 @@ class Forward {
                                            task.group * a.value_stride[1]; },
                    keys_.count(), wide, a.value_depth, Real(1), values_);
     rows_.clear();
-    for (int64_t i = part.first_query; i < part.last_query; ++i) {
-      rows_.row.push_back(i);
-      rows_.column.push_back(Index(a.query_columns[i]));
-      if (a.query_times) rows_.time.push_back(a.query_times[i]);
-    }
+    for (int64_t i = part.first_query; i < part.last_query; ++i) add_query(a, i, rows_);
     head_.keys_ascend = a.key_times && ascending(keys_.time);
     const int64_t members = a.heads / a.groups;
     for (int64_t h = task.group * members; h < (task.group + 1) * members; ++h) {
@@ -151,12 +147,11 @@ class Forward {
   }
 
   void finish(const AttentionArguments& a, int64_t h, int64_t first, int64_t count, int64_t tall) {
-    const Real gain = Real(a.post_scale * (a.dropping ? (a.dropout < 1 ? 1 / (1 - a.dropout) : 0) : 1));
     for (int64_t r = 0; r < count; ++r) {
       const int64_t row = rows_.row[size_t(first + r)] * a.heads + h;
       const Running& running = running_[r];
       const bool blind = a.softmax && running.top == -std::numeric_limits<Real>::infinity();
-      const Real factor = !a.softmax ? gain : blind ? Real(0) : gain / running.total;
+      const Real factor = !a.softmax ? gain(a) : blind ? Real(0) : gain(a) / running.total;
       unpack_row(sums_, tall, r, a.value_depth, factor, (S*)a.result + row * a.value_depth);
       if (a.softmax)
         a.log_sum[row] = blind ? std::numeric_limits<Real>::infinity() : running.top + std::log(running.total);
