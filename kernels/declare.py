@@ -76,6 +76,16 @@ def _dtype(arguments: tuple[Any, ...]) -> torch.dtype | None:
     return next((x.dtype for x in arguments if isinstance(x, torch.Tensor) and x.is_floating_point()), None)
 
 
+def checked(check: Callable[..., None], kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel in C++, behind the checks that its reference makes."""
+
+    def run(library: Any, *arguments: Any) -> Any:
+        check(*arguments)
+        return kernel(library, *arguments)
+
+    return run
+
+
 def _refuse(name: str) -> Callable[..., Any]:
     def backward(*arguments: Any) -> Any:
         raise NotImplementedError(f"{name} has no derivative: second derivatives are not available through it")

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from .cpu import embedding as cpu
-from .cpu.rows import checked
-from .declare import accumulator, declare, require, require_size, require_tensor
+from .declare import accumulator, checked, declare, require, require_size, require_tensor
 from .rows import check_entries
 
 ops = torch.ops.turbogr

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from .cpu import norm_gate as cpu
-from .cpu.rows import checked
-from .declare import accumulator, declare, require, require_size, require_tensor
+from .declare import accumulator, checked, declare, require, require_size, require_tensor
 
 ops = torch.ops.turbogr
 
@@ -72,18 +71,9 @@ def _fake(
     return x.new_empty(x.shape), mean, rstd
 
 
-def _backward_fake(
-    grad: Tensor,
-    x: Tensor,
-    gate: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-    wanted: list[bool],
-) -> tuple[Tensor, ...]:
-    _check_backward(grad, x, gate, weight, bias, mean, rstd, wanted)
-    return cpu.gradients(x, gate, weight, bias, wanted)
+def _backward_fake(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    _check_backward(grad, *arguments)
+    return cpu.gradients(*arguments[:4], arguments[-1])
 
 
 # --- checks ------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .cpu import rows as cpu
-from .declare import accumulator, declare, require, require_size, require_tensor
+from .declare import accumulator, checked, declare, require, require_size, require_tensor
 
 ops = torch.ops.turbogr
 
@@ -77,7 +77,7 @@ def _scatter_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 declare(
     "gather_rows(Tensor x, Tensor rows) -> Tensor",
     reference=gather,
-    cpu=cpu.checked(_check_gather, cpu.gather),
+    cpu=checked(_check_gather, cpu.gather),
     fake=_gather_fake,
     backward=_gather_backward,
     save=_gather_save,
@@ -85,7 +85,7 @@ declare(
 declare(
     "scatter_rows(Tensor x, Tensor rows, SymInt count) -> Tensor",
     reference=scatter,
-    cpu=cpu.checked(_check_scatter, cpu.scatter),
+    cpu=checked(_check_scatter, cpu.scatter),
     fake=_scatter_fake,
     backward=_scatter_backward,
     save=_scatter_save,

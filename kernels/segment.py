@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from .cpu import segment as cpu
-from .cpu.rows import checked
-from .declare import accumulator, declare, require_size, require_tensor, runs
+from .declare import accumulator, checked, declare, require_size, require_tensor, runs
 
 ops = torch.ops.turbogr
 

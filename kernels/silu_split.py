@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .cpu import silu_split as cpu
-from .cpu.rows import checked
-from .declare import accumulator, declare, require, require_size, require_tensor
+from .declare import accumulator, checked, declare, require, require_size, require_tensor
 
 ops = torch.ops.turbogr
 

@@ -34,9 +34,9 @@ struct AttentionArguments {
 using Index = Bits<Real>;  // columns, in lanes as wide as scores
 using VIndex = Vector<Index>;
 
-constexpr int64_t kColumns = int64_t(1) << 29;  // columns are below; distances of two fit into 30 bits
+constexpr int64_t kColumns = int64_t(1) << 29;   // columns are below; distances of two fit into 30 bits
 constexpr Index kNobody = -3 * Index(kColumns);  // the column of keys that only fill up a panel: nobody sees it
-constexpr int64_t kQueries = 96;  // rows of a block of scores; a multiple of every kTall
+constexpr int64_t kQueries = 96;                 // rows of a block of scores; a multiple of every kTall
 
 // Rows of one side of one sequence, in the order they are packed.
 struct Rows {
@@ -52,10 +52,18 @@ struct Rows {
   }
 };
 
+// Addresses of one head's rows, from the `first` on.
+template <typename S>
+auto addresses(const void* tensor, const int64_t (&stride)[2], const Rows& rows, int64_t head, int64_t first = 0) {
+  const S* start = (const S*)tensor + head * stride[1];
+  const int64_t *row = rows.row.data() + first, step = stride[0];
+  return [=](int64_t i) { return start + row[i] * step; };
+}
+
 // Columns of kWide keys that lie beside each other.
 struct Panel {
-  Index low, high;  // of its keys
-  bool whole;  // no key is missing
+  Index low, high;   // of its keys
+  bool whole;        // no key is missing
   bool consecutive;  // columns ascend by one
 };
 
@@ -287,8 +295,7 @@ class Head {
   void add_time(int64_t time, const Rows& keys, int64_t at, int64_t count, Real* scores) const {
     const Real* table = a_->time_bias + head_ * a_->time_stride;
     by_bucket(
-        time, keys, at, count,
-        [&](int64_t j, int64_t entry) { store(scores + j, load(scores + j) + table[entry]); },
+        time, keys, at, count, [&](int64_t j, int64_t entry) { store(scores + j, load(scores + j) + table[entry]); },
         [&](int64_t j, int64_t entry) { scores[j] += table[entry]; });
   }
 

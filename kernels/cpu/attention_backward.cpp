@@ -26,9 +26,9 @@ void softmax_row(const Head& head, Index query, const Rows& keys, const Panel* p
 
 // Sums of one task that meet those of others: they are added up afterwards, in the order of tasks.
 struct Shared {
-  std::unique_ptr<Real[]> query;  // (members, queries of the sequence, depth), where the sequence has other parts
-  std::unique_ptr<Real[]> position;  // (members, distances), reversed
-  std::unique_ptr<Real[]> time;  // (members, entries)
+  std::unique_ptr<Real[]> query;      // (members, queries of the sequence, depth), where the sequence has other parts
+  std::unique_ptr<Real[]> position;   // (members, distances), reversed
+  std::unique_ptr<Real[]> time;       // (members, entries)
   int64_t lowest = 0, distances = 0;  // key column - query column of the first entry of `position`; their number
 };
 
@@ -80,9 +80,10 @@ class Backward {
     query_rows_ = up(rows_.count(), kTall);
     depth_ = up(a.depth, kWide);
     value_depth_ = up(a.value_depth, kWide);
-    Real* room = (Real*)scratch_.room(size_t(query_rows_ * (2 * depth_ + value_depth_ + 2) +
-                                             key_rows_ * (3 * depth_ + 2 * value_depth_) + 2 * kQueries * kBackwardKeys) *
-                                      sizeof(Real));
+    Real* room =
+        (Real*)scratch_.room(size_t(query_rows_ * (2 * depth_ + value_depth_ + 2) +
+                                    key_rows_ * (3 * depth_ + 2 * value_depth_) + 2 * kQueries * kBackwardKeys) *
+                             sizeof(Real));
     auto take = [&](int64_t count) {
       Real* taken = room;
       room += count;
@@ -100,12 +101,8 @@ class Backward {
     slopes_ = take(kQueries * kBackwardKeys);
     log_sum_ = take(query_rows_);
     mean_ = take(query_rows_);
-    const auto key = [&](int64_t j) {
-      return (const S*)a.key + keys_.row[size_t(j)] * a.key_stride[0] + task.group * a.key_stride[1];
-    };
-    const auto value = [&](int64_t j) {
-      return (const S*)a.value + keys_.row[size_t(j)] * a.value_stride[0] + task.group * a.value_stride[1];
-    };
+    const auto key = addresses<S>(a.key, a.key_stride, keys_, task.group);
+    const auto value = addresses<S>(a.value, a.value_stride, keys_, task.group);
     pack_panels<S>(key, keys_.count(), key_rows_, a.depth, Real(1), keys_panels_);
     pack_transposed<S>(key, keys_.count(), a.depth, keys_transposed_);
     pack_transposed<S>(value, keys_.count(), a.value_depth, values_transposed_);
@@ -132,12 +129,8 @@ class Backward {
   }
 
   void begin_head(const AttentionArguments& a, int64_t h) {
-    const auto grad = [&](int64_t i) {
-      return (const S*)a.grad + rows_.row[size_t(i)] * a.grad_stride[0] + h * a.grad_stride[1];
-    };
-    const auto query = [&](int64_t i) {
-      return (const S*)a.query + rows_.row[size_t(i)] * a.query_stride[0] + h * a.query_stride[1];
-    };
+    const auto grad = addresses<S>(a.grad, a.grad_stride, rows_, h);
+    const auto query = addresses<S>(a.query, a.query_stride, rows_, h);
     pack_panels<S>(query, rows_.count(), query_rows_, a.depth, Real(a.scale), queries_);
     pack_panels<S>(grad, rows_.count(), query_rows_, a.value_depth, gain(a), grads_);
     std::fill(query_grads_, query_grads_ + query_rows_ * depth_, Real(0));
@@ -181,9 +174,9 @@ class Backward {
       return;
     }
     score_tile<kBackwardKeys>(a.depth, queries_ + (first + r) * kWide, query_rows_ * kWide,
-                      keys_transposed_ + panel * a.depth * kWide, p);
+                              keys_transposed_ + panel * a.depth * kWide, p);
     score_tile<kBackwardKeys>(a.value_depth, grads_ + (first + r) * kWide, query_rows_ * kWide,
-                      values_transposed_ + panel * a.value_depth * kWide, ds);
+                              values_transposed_ + panel * a.value_depth * kWide, ds);
   }
 
   void activate(const AttentionArguments& a, int64_t first, int64_t r, Span span, int64_t at, Shared& shared,
@@ -203,9 +196,10 @@ class Backward {
     if (a.dropping)
       for (int64_t j = 0; j < width; ++j) p[j] *= keep_[j];
     if (head_.has_bias_gradient())
-      head_.add_bias_gradients(rows_, first + r, keys_, panels_.data(), begin, width, ds,
-                               a.position_grad ? &shared.position[size_t(member * shared.distances)] - shared.lowest : nullptr,
-                               a.time_grad ? &shared.time[size_t(member * a.time_entries)] : nullptr);
+      head_.add_bias_gradients(
+          rows_, first + r, keys_, panels_.data(), begin, width, ds,
+          a.position_grad ? &shared.position[size_t(member * shared.distances)] - shared.lowest : nullptr,
+          a.time_grad ? &shared.time[size_t(member * a.time_entries)] : nullptr);
   }
 
   // Products of weights and slopes with rows of the block.
@@ -222,12 +216,13 @@ class Backward {
       while (begin < end && !sees(end - kTall)) end -= kTall;
       if (begin == end) continue;
       for (int64_t c = 0; c < value_depth_; c += kWide)
-        add_tile<1, kBackwardKeys>(end - begin, scores_ + begin * kBackwardKeys + j, grads_ + c * query_rows_ + (first + begin) * kWide,
-                           value_grads_ + c * key_rows_ + (at + j) * kWide);
+        add_tile<1, kBackwardKeys>(end - begin, scores_ + begin * kBackwardKeys + j,
+                                   grads_ + c * query_rows_ + (first + begin) * kWide,
+                                   value_grads_ + c * key_rows_ + (at + j) * kWide);
       for (int64_t c = 0; c < depth_; c += kWide)
         add_tile<1, kBackwardKeys>(end - begin, slopes_ + begin * kBackwardKeys + j,
-                           queries_ + c * query_rows_ + (first + begin) * kWide,
-                           key_grads_ + c * key_rows_ + (at + j) * kWide);
+                                   queries_ + c * query_rows_ + (first + begin) * kWide,
+                                   key_grads_ + c * key_rows_ + (at + j) * kWide);
     }
     if (!a.query_grad) return;
     for (int64_t r = 0; r < tall; r += kTall) {
@@ -235,8 +230,8 @@ class Backward {
       if (span.empty()) continue;
       for (int64_t c = 0; c < depth_; c += kWide)
         add_tile<kBackwardKeys, 1>(span.last_key - span.first_key, slopes_ + r * kBackwardKeys + span.first_key - at,
-                           keys_panels_ + c * key_rows_ + span.first_key * kWide,
-                           query_grads_ + c * query_rows_ + (first + r) * kWide);
+                                   keys_panels_ + c * key_rows_ + span.first_key * kWide,
+                                   query_grads_ + c * query_rows_ + (first + r) * kWide);
     }
   }
 
@@ -313,9 +308,8 @@ void add_query_parts(const AttentionArguments& a, const std::vector<Task>& tasks
   parallel_for(int64_t(parts.size()), a.threads, [&](int64_t p) {
     std::vector<int64_t>& mine = parts[size_t(p)];
     if (mine.empty()) return;
-    std::sort(mine.begin(), mine.end(), [&](int64_t x, int64_t y) {
-      return tasks[size_t(x)].part.first_key < tasks[size_t(y)].part.first_key;
-    });
+    std::sort(mine.begin(), mine.end(),
+              [&](int64_t x, int64_t y) { return tasks[size_t(x)].part.first_key < tasks[size_t(y)].part.first_key; });
     const Piece& part = tasks[size_t(mine[0])].part;
     const int64_t queries = part.last_query - part.first_query;
     std::vector<Real> total(size_t(a.depth));
@@ -356,15 +350,15 @@ void backward(const AttentionArguments& a) {
   const std::vector<Task> tasks = plan_attention(a, false);
   if (a.query_grad) fill_idle<S>(a, a.query_offsets, a.key_offsets, a.query_rows, a.heads * a.depth, a.query_grad);
   if (a.key_grad) fill_idle<S>(a, a.key_offsets, a.query_offsets, a.key_rows, a.groups * a.depth, a.key_grad);
-  if (a.value_grad)
-    fill_idle<S>(a, a.key_offsets, a.query_offsets, a.key_rows, a.groups * a.value_depth, a.value_grad);
+  if (a.value_grad) fill_idle<S>(a, a.key_offsets, a.query_offsets, a.key_rows, a.groups * a.value_depth, a.value_grad);
   std::vector<Shared> shared(tasks.size());
   const auto order = chains(a, tasks);
   parallel_for(int64_t(order.size()), a.threads, [&](int64_t c) {
     Backward<S>& worker = own<Backward<S>>();
     for (int64_t i : order[size_t(c)]) {
       const Piece& part = tasks[size_t(i)].part;
-      const bool alone = part.first_key == a.key_offsets[part.sequence] && part.last_key == a.key_offsets[part.sequence + 1];
+      const bool alone =
+          part.first_key == a.key_offsets[part.sequence] && part.last_key == a.key_offsets[part.sequence + 1];
       worker.run(a, tasks[size_t(i)], alone, shared[size_t(i)]);
     }
   });

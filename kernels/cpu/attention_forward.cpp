@@ -16,7 +16,7 @@ void silu_row(const Head& head, Index query, const Rows& keys, const Panel* pane
 
 struct Running {
   Real top = -std::numeric_limits<Real>::infinity();  // largest score so far
-  Real total = 0;  // sum of e^(score - top)
+  Real total = 0;                                     // sum of e^(score - top)
 };
 
 // Unscaled weights of softmax. Returns what sums of earlier blocks must be multiplied by.
@@ -66,12 +66,9 @@ class Forward {
     queries_ = values_ + wide * out;
     scores_ = queries_ + kQueries * up(a.depth, kWide);
     sums_ = scores_ + kQueries * kForwardKeys;
-    pack_transposed<S>([&](int64_t j) { return (const S*)a.key + keys_.row[size_t(j)] * a.key_stride[0] +
-                                               task.group * a.key_stride[1]; },
-                       keys_.count(), a.depth, transposed_);
-    pack_panels<S>([&](int64_t j) { return (const S*)a.value + keys_.row[size_t(j)] * a.value_stride[0] +
-                                           task.group * a.value_stride[1]; },
-                   keys_.count(), wide, a.value_depth, Real(1), values_);
+    pack_transposed<S>(addresses<S>(a.key, a.key_stride, keys_, task.group), keys_.count(), a.depth, transposed_);
+    pack_panels<S>(addresses<S>(a.value, a.value_stride, keys_, task.group), keys_.count(), wide, a.value_depth,
+                   Real(1), values_);
     rows_.clear();
     for (int64_t i = part.first_query; i < part.last_query; ++i) add_query(a, i, rows_);
     head_.keys_ascend = a.key_times && ascending(keys_.time);
@@ -87,9 +84,8 @@ class Forward {
   void block(const AttentionArguments& a, int64_t h, int64_t first, int64_t wide) {
     const int64_t count = std::min(kQueries, rows_.count() - first), tall = up(count, kTall);
     const int64_t columns = up(a.value_depth, kWide);
-    pack_panels<S>([&](int64_t i) { return (const S*)a.query + rows_.row[size_t(first + i)] * a.query_stride[0] +
-                                           h * a.query_stride[1]; },
-                   count, tall, a.depth, Real(a.scale), queries_);
+    pack_panels<S>(addresses<S>(a.query, a.query_stride, rows_, h, first), count, tall, a.depth, Real(a.scale),
+                   queries_);
     std::fill(sums_, sums_ + tall * columns, Real(0));
     std::fill(running_, running_ + tall, Running{});
     for (int64_t r = 0; r < tall; r += kTall) {
@@ -98,7 +94,8 @@ class Forward {
       low_[r / kTall] = *low;
       high_[r / kTall] = *high;
     }
-    for (int64_t at = 0; at < wide; at += kForwardKeys) against(a, first, count, tall, at, std::min<int64_t>(wide - at, kForwardKeys), wide);
+    for (int64_t at = 0; at < wide; at += kForwardKeys)
+      against(a, first, count, tall, at, std::min<int64_t>(wide - at, kForwardKeys), wide);
     finish(a, h, first, count, tall);
   }
 
@@ -114,7 +111,7 @@ class Forward {
         const Span span = spans[r / kTall];
         if (!span.holds(panel)) continue;
         score_tile<kForwardKeys>(a.depth, queries_ + r * kWide, tall * kWide, transposed_ + panel * a.depth * kWide,
-                          scores_ + r * kForwardKeys + panel * kWide - at);
+                                 scores_ + r * kForwardKeys + panel * kWide - at);
       }
     for (int64_t r = 0; r < count; ++r) activate(a, first, r, spans[r / kTall], at, tall);
     for (int64_t c = 0; c < up(a.value_depth, kWide); c += kWide)
@@ -122,7 +119,7 @@ class Forward {
         const Span span = spans[r / kTall];
         if (span.empty()) continue;
         add_tile<kForwardKeys, 1>(span.last_key - span.first_key, scores_ + r * kForwardKeys + span.first_key - at,
-                           values_ + c * wide + span.first_key * kWide, sums_ + c * tall + r * kWide);
+                                  values_ + c * wide + span.first_key * kWide, sums_ + c * tall + r * kWide);
       }
   }
 

@@ -4,8 +4,8 @@
 namespace turbogr {
 namespace {
 
-constexpr double kTasks = 64;  // at least about as many, if sequences are long enough to be split
-constexpr int64_t kParts = 8;  // of a sequence, at most: each part of its keys has query gradients of its own
+constexpr double kTasks = 64;    // at least about as many, if sequences are long enough to be split
+constexpr int64_t kParts = 8;    // of a sequence, at most: each part of its keys has query gradients of its own
 constexpr int64_t kLeast = 192;  // rows of a part
 
 const char* check_offsets(const char* what, const int64_t* offsets, int64_t sequences, int64_t rows) {
@@ -16,8 +16,8 @@ const char* check_offsets(const char* what, const int64_t* offsets, int64_t sequ
                      what, (long long)s, (long long)offsets[s]);
   }
   if (offsets[sequences] > rows)
-    return failure("jagged_attention: %s end at row %lld, and there are %lld rows", what,
-                   (long long)offsets[sequences], (long long)rows);
+    return failure("jagged_attention: %s end at row %lld, and there are %lld rows", what, (long long)offsets[sequences],
+                   (long long)rows);
   return nullptr;
 }
 

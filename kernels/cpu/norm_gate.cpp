@@ -38,9 +38,9 @@ void forward(const NormGateArguments& a, S*) {
       prefetch_ahead(gate, a.gate_stride, a.width);
       const Real mean = share * total(a.width, [&](int64_t at, auto cut) { return load_lanes(x + at, cut); });
       const Real variance = share * total(a.width, [&](int64_t at, auto cut) {
-        const Lanes distance = kept(load_lanes(x + at, cut) - mean, cut);
-        return distance * distance;
-      });
+                              const Lanes distance = kept(load_lanes(x + at, cut) - mean, cut);
+                              return distance * distance;
+                            });
       const Real rstd = Real(1) / std::sqrt(variance + Real(a.eps));
       across(a.width, [&](int64_t at, auto cut) {
         const Lanes normal = (load_lanes(x + at, cut) - mean) * rstd;

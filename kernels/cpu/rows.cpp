@@ -126,8 +126,7 @@ void sum_row(const SumArguments& a, const Entry* entry, const Entry* end, S* to,
 template <typename S>
 void sum_block(const SumArguments& a, int64_t first, int64_t last, int64_t left, int64_t right) {
   const Entry* end = a.entries + a.entry_count;
-  const Entry* entry =
-      std::lower_bound(a.entries, end, first, [](const Entry& e, int64_t row) { return e.row < row; });
+  const Entry* entry = std::lower_bound(a.entries, end, first, [](const Entry& e, int64_t row) { return e.row < row; });
   S* result = (S*)a.result;
   const bool whole = right - left == a.width;
   for (int64_t row = first; row < last;) {
@@ -160,8 +159,7 @@ void sum_rows(const SumArguments& a, S*) {
   const int64_t columns = (a.width + wide - 1) / wide;
   parallel_for(tall * wide, a.threads, [&](int64_t task) {
     const int64_t first = task / wide * rows, left = task % wide * columns;
-    if (left < a.width)
-      sum_block<S>(a, first, std::min(a.rows, first + rows), left, std::min(a.width, left + columns));
+    if (left < a.width) sum_block<S>(a, first, std::min(a.rows, first + rows), left, std::min(a.width, left + columns));
   });
 }
 
@@ -191,11 +189,19 @@ struct CoalesceArguments {
 extern "C" const char* turbogr_gather_rows(const GatherArguments* a) {
   if (const char* error = check_rows(a->rows, a->count, a->limit)) return error;
   switch (a->width) {
-    case 0: break;
-    case 2: gather_small<2>(*a); break;
-    case 4: gather_small<4>(*a); break;
-    case 8: gather_small<8>(*a); break;
-    default: gather_wide(*a);
+    case 0:
+      break;
+    case 2:
+      gather_small<2>(*a);
+      break;
+    case 4:
+      gather_small<4>(*a);
+      break;
+    case 8:
+      gather_small<8>(*a);
+      break;
+    default:
+      gather_wide(*a);
   }
   return nullptr;
 }

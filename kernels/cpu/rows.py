@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
@@ -49,16 +48,6 @@ def along_last(x: Tensor) -> Rows:
     if step == 1 and all(strides[i] == strides[i + 1] * rest[i + 1] for i in range(len(rest) - 1)):
         return Rows(x, count, width, strides[-1])
     return Rows(x.contiguous(), count, width, width)
-
-
-def checked(check: Callable[..., None], kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel, behind the checks that its reference makes."""
-
-    def run(library: ctypes.CDLL, *arguments: Any) -> Any:
-        check(*arguments)
-        return kernel(library, *arguments)
-
-    return run
 
 
 def empty_like(x: Tensor) -> Tensor:

@@ -6,8 +6,8 @@
 
 #include "simd.h"
 
-// Three libraries are made of these sources: TURBOGR_REAL is float or double, and TURBOGR_HALVES adds tensors of 16 bits,
-// which most programs do without: they take twice as long to compile.
+// Three libraries are made of these sources: TURBOGR_REAL is float or double, and TURBOGR_HALVES adds tensors of 16
+// bits, which most programs do without: they take twice as long to compile.
 #ifndef TURBOGR_REAL
 #define TURBOGR_REAL float
 #endif
@@ -115,12 +115,19 @@ bool with_storage(int64_t type, Body body) {
     body((double*)nullptr);
   } else {
     switch (type) {
-      case kFloat: body((float*)nullptr); break;
+      case kFloat:
+        body((float*)nullptr);
+        break;
 #if defined(TURBOGR_HALVES)
-      case kHalf: body((Half*)nullptr); break;
-      case kBFloat: body((BFloat*)nullptr); break;
+      case kHalf:
+        body((Half*)nullptr);
+        break;
+      case kBFloat:
+        body((BFloat*)nullptr);
+        break;
 #endif
-      default: return false;
+      default:
+        return false;
     }
   }
   return true;

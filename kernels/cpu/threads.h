@@ -55,8 +55,8 @@ class Scratch {
   size_t size_ = 0;
 };
 
-// The calling thread's own T, made on first use. It lives on the heap: the address of a thread_local object itself would
-// be computed anew wherever a member is used.
+// The calling thread's own T, made on first use. It lives on the heap: the address of a thread_local object itself
+// would be computed anew wherever a member is used.
 template <typename T>
 T& own() {
   static thread_local const std::unique_ptr<T> mine(new T);
