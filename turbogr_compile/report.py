@@ -9,6 +9,9 @@ from .context import NearMiss
 from .stats import human
 from .text import table
 
+# Dynamo runs what it cannot trace (nn.GRU, nn.LSTM, a graph break at every line) itself, and says nothing.
+NO_GRAPH = "nothing was compiled: Dynamo found no graph in it and ran it as it is; TORCH_LOGS=graph_breaks says where it stopped"
+
 
 def step_header(record: dict[str, Any], step: dict[str, Any]) -> str:
     """First line of a dumped graph: where in the pipeline it was taken."""
@@ -27,7 +30,7 @@ def report_text(records: Iterable[dict[str, Any]], timing: bool = False) -> str:
     told = [r for r in records if len(r["steps"]) > 1 or r["remarks"]]
     if told:
         return "\n\n".join(summary_text(r, timing) for r in told)
-    return "no pass ran on these graphs" if records else "nothing was compiled"
+    return "no pass ran on these graphs" if records else NO_GRAPH
 
 
 def summary_text(record: dict[str, Any], timing: bool = False) -> str:

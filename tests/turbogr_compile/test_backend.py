@@ -345,3 +345,9 @@ def test_post_grad_rule_speaks_the_targets_vocabulary(codegen):
     torch.testing.assert_close(turbogr_compile.compile(fn, **options)(x), fn(x))
     (record,) = [r for r in recording.records if r["role"] == "inference"]
     assert len(record["steps"][1]["rewrites"]) == 1, record["steps"][1]
+
+
+def test_explain_says_so_when_there_is_no_graph():
+    layer = nn.GRU(4, 4)
+    text = str(turbogr_compile.explain(lambda x: layer(x)[0].sum(), torch.randn(2, 3, 4)))
+    assert text.startswith("nothing was compiled") and "TORCH_LOGS=graph_breaks" in text
