@@ -10,7 +10,7 @@ from .stats import human
 from .text import table
 
 # Dynamo runs what it cannot trace (nn.GRU, nn.LSTM, a graph break at every line) itself, and says nothing.
-NO_GRAPH = "nothing was compiled: Dynamo found no graph in it and ran it as it is; TORCH_LOGS=graph_breaks says where it stopped"
+NO_GRAPH = "nothing was compiled: Dynamo found no graph and ran the function as it is; TORCH_LOGS=graph_breaks says why"
 
 
 def step_header(record: dict[str, Any], step: dict[str, Any]) -> str:
