@@ -73,7 +73,8 @@ def _fake(
 
 def _backward_fake(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     _check_backward(grad, *arguments)
-    return cpu.gradients(*arguments[:4], arguments[-1])
+    x, gate, weight, bias, *_, wanted = arguments
+    return cpu.gradients(x, gate, weight, bias, wanted)
 
 
 # --- checks ------------------------------------------------------------------------------------------
