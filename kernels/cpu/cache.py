@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
-KEPT = 8  # libraries
+KEPT = 8  # libraries, unless a cache is told otherwise
 STALE_SECONDS = 3600  # a build folder this old belongs to a process that died
 PATIENCE_SECONDS = 600  # for another process that builds; then this one builds too, which is right though wasteful
 
@@ -65,9 +65,9 @@ def _trusted() -> set[int]:
 
 
 class Cache:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kept: int = KEPT) -> None:
         """Refused where the folder is not to be trusted or cannot be made."""
-        self.folder = folder
+        self.folder, self.kept = folder, kept
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except FileExistsError:
@@ -138,7 +138,7 @@ class Cache:
         """Libraries unused for longest go, and what processes left that died while building."""
         others = [path for path in self.folder.glob("*.so") if path != newest]
         logs = self.folder.glob("*.log")
-        for path in [*_newest_first(others)[KEPT - 1 :], *_newest_first(logs)[KEPT:]]:
+        for path in [*_newest_first(others)[self.kept - 1 :], *_newest_first(logs)[self.kept :]]:
             self.discard(path)
         for place in self.folder.glob("build-*"):
             if time.time() - _time(place) > STALE_SECONDS:
