@@ -1,4 +1,4 @@
-"""The command line: explain, passes, run, diff, bisect, view, doctor."""
+"""The command line: explain, passes, run, diff, bisect, view, cost, doctor."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from . import catalogue
 from .api import Report, explain
 from .bisection import Snapshots, find_culprits, first_bad
 from .cache_key import cache_key, key_parts
+from .cost import add_arguments as _cost_arguments
+from .cost import cost
 from .doctor import diagnose, doctor_text
 from .dump import open_directory
 from .errors import OptionError, PipelineError, TurbogrError, did_you_mean
@@ -432,7 +434,12 @@ def _passes_of_program(command: list[str], environment: dict[str, str], folder: 
     return [p["name"] for p in ordered if p["present"]]
 
 
-# --- doctor --------------------------------------------------------------------------------------------
+# --- cost, doctor --------------------------------------------------------------------------------------
+
+
+def _cost(options: argparse.Namespace) -> int:
+    _print(options, *cost(options))
+    return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -449,5 +456,6 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str, Arguments]] 
     "diff": (_diff, "compare dumped graphs: between passes, runs or versions", _diff_arguments),
     "bisect": (_bisect, "find the pass and the rewrite that changed the numbers", _bisect_arguments),
     "view": (_view, "write the viewer page of a dump directory", _view_arguments),
+    "cost": (_cost, "what the AscendC kernels would take on an NPU, projected from a run in the twin", _cost_arguments),
     "doctor": (_doctor, "what is installed, which targets can run here, what is missing", lambda command: None),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -32,7 +32,7 @@ class TwinBuildError(RuntimeError):
     """The kernel does not compile: it uses what the twin does not have, or what AscendC does not."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def library(op: str, dtypes: tuple[tuple[str, torch.dtype], ...], folder: Path = KERNELS) -> ctypes.CDLL:
     """`dtypes` are pairs of an input's name in capitals and its dtype, as the op build defines DTYPE_<name>."""
     unit = _unit(op, folder)

@@ -136,21 +136,34 @@ class Matmul {
     }
   }
 
+  // Each tile of C reads its rows of A and columns of B anew: from memory the first time, then from the L2 cache.
   double Cycles() const {
     const double m = twin::Up16(m_), n = twin::Up16(n_), k = twin::Up16(k_), bytes = sizeof(Left);
     const double rows = twin::CeilDiv(m_, tiling_.baseM), columns = twin::CeilDiv(n_, tiling_.baseN);
     const double product = m * n * k / (bytes == 4 ? twin::rates::kMacsFloat : twin::rates::kMacsHalf);
-    const double load = (double(m_) * k_ * columns + double(n_) * k_ * rows) * bytes / twin::rates::kL2Bytes;
+    const double all = (double(m_) * k_ * columns + double(n_) * k_ * rows) * bytes;
+    const double fresh = Fresh(a_, transposedA_, m_, transposedA_ ? pitchA_ : plainPitchA_) +
+                         Fresh(b_, !transposedB_, n_, transposedB_ ? pitchB_ : plainPitchB_);
+    const double load = fresh / twin::rates::kHbmBytes + (all - fresh) / twin::rates::kL2Bytes;
     const double feed = std::max(m * k * columns * bytes / twin::rates::kL0aBytes, n * k * rows * bytes / twin::rates::kL0bBytes);
-    const double store = double(m_) * n_ * sizeof(Result) / twin::rates::kFixpipeBytes;
+    const double result = double(m_) * n_ * sizeof(Result), store = result / twin::rates::kFixpipeBytes;
     auto& counters = twin::Me().counters;
     counters.macs += double(m_) * n_ * k_;
     counters.cubeCycles += product;
     counters.cubeLoadCycles += load;
     counters.cubeStoreCycles += store;
-    counters.bytes["L2 to L1"] += load * twin::rates::kL2Bytes;
-    counters.bytes["L0C to L2"] += store * twin::rates::kFixpipeBytes;
+    counters.bytes["memory to L1"] += fresh;
+    counters.bytes["L2 to L1"] += all - fresh;
+    counters.bytes["L0C to L2"] += result;
     return std::max(std::max(product, load), std::max(feed, store)) * twin::rates::kVectorsPerCube;
+  }
+
+  template <typename T>
+  double Fresh(const GlobalTensor<T>& x, bool across, int size, int pitch) const {
+    const int rows = across ? k_ : size, columns = across ? size : k_;
+    double fresh = 0;
+    for (int r = 0; r < rows; ++r) fresh += twin::FreshBytes(x.At(size_t(r) * pitch, columns), columns * sizeof(T), "Matmul");
+    return fresh;
   }
 
   void Multiply(const GlobalTensor<Result>& c, bool add) {

@@ -38,7 +38,9 @@ class TQueBind {
   template <typename T>
   LocalTensor<T> AllocTensor() {
     auto& core = Enter("AllocTensor");
-    for (auto& buffer : buffers_) {
+    for (size_t tried = 0; tried < buffers_.size(); ++tried) {
+      auto& buffer = buffers_[next_];
+      next_ = (next_ + 1) % buffers_.size();  // in turn, as on the device: two buffers are two under way
       if (buffer.stage != twin::Stage::kFree) continue;
       buffer.stage = twin::Stage::kAllocated;
       core.clock.Learn(twin::Producer(source), buffer.event);
@@ -110,6 +112,7 @@ class TQueBind {
   }
 
   std::vector<twin::Buffer> buffers_;
+  size_t next_ = 0;
   std::vector<twin::Buffer*> queued_;
   twin::Core* core_ = nullptr;
 };

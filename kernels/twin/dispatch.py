@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,19 +16,32 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..declare import NAMESPACE
 
 CORES = 40  # vector cores of Ascend 910B3 and B4
+# Modules of this package, by the torch ops they run.
+ADAPTERS = {
+    "jagged_attention": "attention",
+    "jagged_attention_backward": "attention",
+    "norm_gate": "norm_gate",
+    "norm_gate_backward": "norm_gate",
+    "gather_rows": "rows",
+    "scatter_rows": "rows",
+    "embedding": "rows",
+    "embedding_backward": "rows",
+    "sampled_softmax": "sampled_softmax",
+    "sampled_softmax_backward": "sampled_softmax",
+}
 
 
 class Twin(TorchDispatchMode):
     """Ops of the turbogr namespace go to the twin; `ran` lists which did."""
 
-    def __init__(self, cores: int, options: dict[str, Any]) -> None:
+    def __init__(self, cores: int) -> None:
         super().__init__()
-        self.cores, self.options = cores, options
+        self.cores = cores
         self.ran: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name().partition("::")[2].partition(".")[0]
-        kernel = adapters().get(name) if func.namespace == NAMESPACE else None
+        kernel = adapter(name) if func.namespace == NAMESPACE else None
         if kernel is None:
             return func(*args, **(kwargs or {}))
         self.ran.append(name)
@@ -35,18 +49,13 @@ class Twin(TorchDispatchMode):
 
 
 @contextmanager
-def device(cores: int = CORES, **options: Any) -> Iterator[Twin]:
+def device(cores: int = CORES) -> Iterator[Twin]:
     """Torch ops that have an AscendC kernel run it, on so many vector cores."""
-    with Twin(cores, options) as twin:
+    with Twin(cores) as twin:
         yield twin
 
 
-def adapters() -> dict[str, Callable[..., Any]]:
-    """By the name of the torch op."""
-    from . import attention, norm_gate, rows, sampled_softmax
-
-    return {
-        name: getattr(module, name)
-        for module in (attention, norm_gate, rows, sampled_softmax)
-        for name in module.OPS
-    }
+def adapter(op: str) -> Callable[..., Any] | None:
+    """The function that runs a torch op in the twin; None where it has no AscendC kernel."""
+    module = ADAPTERS.get(op)
+    return getattr(import_module(f".{module}", __package__), op) if module else None
