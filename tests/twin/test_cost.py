@@ -91,7 +91,7 @@ def test_the_text_says_that_nothing_was_measured(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["norm-gat"], "'norm-gat' is no workload: .* did you mean 'norm-gate'"),
+        (["norm-gat"], "'norm-gat' is no workload: .*did you mean 'norm-gate'"),
         (["--soc", "910B5"], "'910B5' is no device: 910B1"),
         (["--dtype", "float8"], "'float8' is no dtype"),
         (["--fill", "0"], "--fill is a share"),

@@ -65,8 +65,8 @@ class Rules(Arguments):
     _fields_ = fields("", "which blocks mix")
 
 
-def run(which: int, blocks: int = 3) -> tuple[torch.Tensor, torch.Tensor, Report]:
-    x = torch.arange(4096, dtype=torch.float32)
+def run(which: int, blocks: int = 3, x: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor, Report]:
+    x = torch.arange(4096, dtype=torch.float32) if x is None else x
     y = torch.full((4096,), -7.0)
     report = launch("rules", {}, [x, y], Rules(which, blocks, which >= 100), outputs=1, folder=FOLDER)
     return x, y, report
@@ -99,6 +99,17 @@ def test_what_is_not_written_is_poison():
 def test_tails_of_padded_copies():
     _, y, _ = run(59, blocks=1)
     assert y[:16].tolist() == [5, 6, 7, 5, 5, 5, 5, 5, 5, 6, 7, -1, -1, -1, -1, -1]
+
+
+@pytest.mark.parametrize(("which", "dtype"), [(60, torch.float16), (61, torch.bfloat16)])
+def test_numbers_round_as_in_torch(which: int, dtype: torch.dtype):
+    bits = torch.randint(-(2**31), 2**31, (16, 256), generator=torch.Generator().manual_seed(which))
+    halfway = torch.arange(-512, 512) * 0x1000 + 0x38800000  # around the smallest normal half, ties included
+    small = torch.arange(1024) * 0x800 + 0x33000000  # halves without a leading one
+    bits = torch.cat([bits.flatten()[:2048], halfway, small]).to(torch.int32)
+    x = bits.view(torch.float32)
+    _, y, _ = run(which, 1, x)
+    torch.testing.assert_close(y, x.to(dtype).float(), rtol=0, atol=0, equal_nan=True)
 
 
 def test_additions_of_cores_meet():

@@ -32,9 +32,9 @@ struct Bench {
     SetFlag<event>(id);
     WaitFlag<event>(id);
   }
-  LocalTensor<float> Loaded() {
+  LocalTensor<float> Loaded(int first = 0) {
     auto local = in.AllocTensor<float>();
-    DataCopy(local, x, kCount);
+    DataCopy(local, x[first], kCount);
     in.EnQue(local);
     return in.DeQue<float>();
   }
@@ -53,6 +53,23 @@ TCubeTiling Small() {
   t.baseM = t.baseN = t.baseK = 16;
   t.depthA1 = t.depthB1 = t.dbL0A = t.dbL0B = t.dbL0C = 1;
   return t;
+}
+
+// x rounded to a type of two bytes, and back.
+template <typename T>
+void Converted(Bench& b, GM_ADDR gy) {
+  for (int i = 0; i < 4096; i += 256) {
+    auto in = b.Loaded(i);
+    auto out = b.out.AllocTensor<float>();
+    Cast(b.work.Get<T>(), in, RoundMode::CAST_RINT, 256);
+    PipeBarrier<PIPE_V>();
+    Cast(out, b.work.Get<T>(), RoundMode::CAST_NONE, 256);
+    b.in.FreeTensor(in);
+    b.out.EnQue(out);
+    out = b.out.DeQue<float>();
+    DataCopy(b.y[i], out, 256);
+    b.out.FreeTensor(out);
+  }
 }
 
 }  // namespace
@@ -310,6 +327,8 @@ extern "C" __global__ __aicore__ void rules(GM_ADDR gx, GM_ADDR gy, GM_ADDR work
     b.Sync<HardEvent::MTE2_MTE3>();
     DataCopy(b.y, work, 16);
   }
+  CASE(60) Converted<half>(b, gy);
+  CASE(61) Converted<bfloat16_t>(b, gy);
   CASE(100) {  // cores: one writes what another reads, without SyncAll
     Duplicate(work, 1.0f, 64);
     b.Sync<HardEvent::V_MTE3>();
