@@ -10,7 +10,6 @@ from torch import Tensor
 from ..cpu.call import Arguments, fields
 from .launch import launch
 
-OPS = ("gather_rows", "scatter_rows", "embedding", "embedding_backward")
 SUMMED = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -41,28 +40,34 @@ def embedding(weight: Tensor, ids: Tensor, padding_idx: int, *, cores: int) -> T
 
 def _gather(op: str, x_name: str, rows_name: str, x: Tensor, rows: Tensor, cores: int) -> Tensor:
     _check_range(op, rows, x.shape[0])
+    if x.shape[1] == 0:
+        return x.new_empty((rows.shape[0], 0))
     words = _as_words(x)
     result = words.new_empty((rows.shape[0], words.shape[1]))
     problem = GatherProblem(result.shape[0], result.shape[1], result.element_size(), cores)
     launch(op, {x_name: words.dtype, rows_name: rows.dtype}, [words, rows.contiguous(), result], problem, outputs=1)
-    return _from_words(result, x.dtype)
+    return _from_words(result, x)
 
 
 def _as_words(x: Tensor) -> Tensor:
-    """The same bytes in a dtype that the kernel moves: it looks at none of them. Odd numbers of bytes are widened."""
+    """The same bytes in a dtype that the kernel moves: it looks at none of them."""
     x = x.contiguous()
     if x.dtype in SUMMED:
         return x
-    size = x.shape[1] * x.element_size()
+    size = _row_bytes(x)
     if size % 2:
         return x.view(torch.uint8).to(torch.int16).view(torch.float16)
     return x.view(torch.float16 if size % 4 else torch.float32)
 
 
-def _from_words(words: Tensor, dtype: torch.dtype) -> Tensor:
-    if words.dtype == torch.float16 and dtype.itemsize == 1 and words.shape[1] % 2:
-        return words.view(torch.int16).to(torch.uint8).view(dtype)
-    return words.view(dtype)
+def _from_words(words: Tensor, like: Tensor) -> Tensor:
+    if words.dtype == like.dtype:
+        return words
+    return (words.view(torch.int16).to(torch.uint8) if _row_bytes(like) % 2 else words).view(like.dtype)
+
+
+def _row_bytes(x: Tensor) -> int:
+    return x.shape[1] * x.element_size()
 
 
 # --- scatter -----------------------------------------------------------------------------------------
