@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -28,13 +30,30 @@ TYPES = {
 }
 
 
+_folders: list[Path] = [KERNELS]
+
+
+@contextmanager
+def kernels_from(folder: Path) -> Iterator[None]:
+    """Kernels of another folder, laid out as kernels/ascendc is: variants, or copies that are broken on purpose."""
+    _folders.append(folder)
+    try:
+        yield
+    finally:
+        _folders.pop()
+
+
 class TwinBuildError(RuntimeError):
     """The kernel does not compile: it uses what the twin does not have, or what AscendC does not."""
 
 
-@cache
-def library(op: str, dtypes: tuple[tuple[str, torch.dtype], ...], folder: Path = KERNELS) -> ctypes.CDLL:
+def library(op: str, dtypes: Iterable[tuple[str, torch.dtype]]) -> ctypes.CDLL:
     """`dtypes` are pairs of an input's name in capitals and its dtype, as the op build defines DTYPE_<name>."""
+    return _library(op, tuple(sorted(dtypes)), _folders[-1])
+
+
+@cache
+def _library(op: str, dtypes: tuple[tuple[str, torch.dtype], ...], folder: Path) -> ctypes.CDLL:
     unit = _unit(op, folder)
     defines = [f"-DDTYPE_{name}={TYPES[dtype]}" for name, dtype in dtypes]
     flags = [*FLAGS, f"-I{TWIN / 'include'}", f"-I{folder / 'common'}", *defines]

@@ -6,14 +6,13 @@ import ctypes
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..cpu.call import Arguments
-from .build import KERNELS, library
+from .build import library
 
 TILING_BYTES = 4096
 
@@ -66,7 +65,6 @@ def launch(
     *,
     outputs: int | None = None,
     watched: bool | None = None,
-    folder: Path = KERNELS,
 ) -> Report:
     """Runs kernels/ascendc/<op> over tensors in the order of its entry: inputs, then outputs, which are overwritten.
 
@@ -75,7 +73,7 @@ def launch(
     """
     if watched is None:
         watched = sum(x.numel() * x.element_size() for x in tensors if x is not None) <= WATCHED_BYTES
-    compiled = library(op, tuple(sorted(dtypes.items())), folder)
+    compiled = library(op, dtypes.items())
     tiling = (ctypes.c_uint8 * TILING_BYTES)()
     plan = Launch()
     getattr(compiled, f"tile_{op}")(ctypes.byref(problem), ctypes.byref(tiling), ctypes.byref(plan))
@@ -122,7 +120,7 @@ class Memory:
         stack.callback(self.release)
 
     def allocate(self, count: int) -> int:
-        address = self.compiled.twin_allocate(ctypes.c_int64(count), ctypes.c_int64(self.watched))
+        address = int(self.compiled.twin_allocate(ctypes.c_int64(count), ctypes.c_int64(self.watched)))
         self.live.append(address)
         return address
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from turbogr_compile.kernels.twin import TwinFault, device, launch, rows
-from turbogr_compile.kernels.twin.build import KERNELS
+from turbogr_compile.kernels.twin.build import KERNELS, kernels_from
 
 ops = torch.ops.turbogr
 CORES = [1, 2, 20, 40, 48]
@@ -326,19 +326,19 @@ def test_a_missing_line_is_found(tmp_path, op, header, line):
     assert source.read_text().count(line) == 1
     source.write_text(source.read_text().replace(line, ""))
     x, chosen = numbers(3000, 8), torch.cat([torch.tensor([5, 5, 2, 5]), choice(9, 2996)])
-    with pytest.raises(TwinFault, match=op):
+    with pytest.raises(TwinFault, match=op), kernels_from(tmp_path):
         if op == "gather_rows":
-            gather(x, chosen, torch.empty(3000, 8), folder=tmp_path)
+            gather(x, chosen, torch.empty(3000, 8))
         else:
-            scatter(x, chosen, torch.empty(9, 8), folder=tmp_path)
+            scatter(x, chosen, torch.empty(9, 8))
 
 
-def gather(x: Tensor, chosen: Tensor, result: Tensor, **options: object) -> None:
+def gather(x: Tensor, chosen: Tensor, result: Tensor) -> None:
     """The kernel alone."""
     problem = rows.GatherProblem(*result.shape, x.element_size(), 2)
-    launch("gather_rows", {"X": x.dtype, "ROWS": chosen.dtype}, [x, chosen, result], problem, outputs=1, **options)
+    launch("gather_rows", {"X": x.dtype, "ROWS": chosen.dtype}, [x, chosen, result], problem, outputs=1)
 
 
-def scatter(x: Tensor, chosen: Tensor, result: Tensor, **options: object) -> None:
+def scatter(x: Tensor, chosen: Tensor, result: Tensor) -> None:
     problem = rows.ScatterProblem(x.shape[0], *result.shape, x.element_size(), chosen.element_size(), 2)
-    launch("scatter_rows", {"X": x.dtype, "ROWS": chosen.dtype}, [x, chosen, result], problem, outputs=1, **options)
+    launch("scatter_rows", {"X": x.dtype, "ROWS": chosen.dtype}, [x, chosen, result], problem, outputs=1)

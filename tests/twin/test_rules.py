@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from turbogr_compile.kernels.cpu.call import Arguments, fields
-from turbogr_compile.kernels.twin.build import TwinBuildError, library
+from turbogr_compile.kernels.twin.build import TwinBuildError, kernels_from, library
 from turbogr_compile.kernels.twin.launch import Report, TwinFault, launch
 
 FOLDER = Path(__file__).parent / "kernels"
@@ -68,7 +68,8 @@ class Rules(Arguments):
 def run(which: int, blocks: int = 3, x: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor, Report]:
     x = torch.arange(4096, dtype=torch.float32) if x is None else x
     y = torch.full((4096,), -7.0)
-    report = launch("rules", {}, [x, y], Rules(which, blocks, which >= 100), outputs=1, folder=FOLDER)
+    with kernels_from(FOLDER):
+        report = launch("rules", {}, [x, y], Rules(which, blocks, which >= 100), outputs=1)
     return x, y, report
 
 
@@ -159,5 +160,5 @@ def test_what_is_not_emulated_does_not_compile(name: str, tmp_path: Path):
         "void wrong(LocalTensor<bfloat16_t> b, LocalTensor<half> h, LocalTensor<float> f, LocalTensor<int64_t> l) {\n"
         f"  {line}\n}}\n"
     )
-    with pytest.raises(TwinBuildError, match=message):
-        library("wrong", (), tmp_path)
+    with pytest.raises(TwinBuildError, match=message), kernels_from(tmp_path):
+        library("wrong", ())
