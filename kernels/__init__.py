@@ -3,7 +3,17 @@
 Importing this package registers them; they are called as `torch.ops.turbogr.<name>`.
 """
 
-from . import dropout, embedding, jagged_attention, linear_cross_entropy, norm_gate, rows, segment, silu_split
+from . import (
+    dropout,
+    embedding,
+    jagged_attention,
+    linear_cross_entropy,
+    norm_gate,
+    rows,
+    sampled_softmax,
+    segment,
+    silu_split,
+)
 
 __all__ = [
     "dropout",
@@ -12,6 +22,7 @@ __all__ = [
     "linear_cross_entropy",
     "norm_gate",
     "rows",
+    "sampled_softmax",
     "segment",
     "silu_split",
 ]

@@ -204,6 +204,8 @@ class Matmul {
     if (pitchC_ < n_) twin::Fail("matmul-shape", "rows of C of %d elements that are %d apart", n_, pitchC_);
     Result* to = c.At(size_t(i) * pitchC_, n_);
     by.WriteGlobal(to, n_ * sizeof(Result), add);
+    twin::FreshBytes(to, n_ * sizeof(Result), "Matmul");  // from now on it is in L2
+    twin::FreshBytes(to, n_ * sizeof(Result), "Matmul");  // what the cube has written is in L2
     for (int j = 0; j < n_; ++j) to[j] = Result(row[j] + (add ? twin::AsFloat(to[j]) : 0.0f));
   }
 
