@@ -12,8 +12,9 @@ DTYPES = ("float16", "bfloat16", "float32")
 NOTE = """\
 Projected, not measured: no NPU has run this. Kernels were functionally emulated; instructions were counted and take the
 documented time of Ascend 910B. Assumed: no cost of starting an instruction, a copy or a kernel; no bank conflicts; two
-vector cores share a cube evenly; first use of a byte comes from memory, later use from L2. MFU counts FLOPs that the
-result needs (a backward: twice its forward; causal pairs only), over the fp16 peak of the cubes."""
+vector cores share a cube evenly; cores read by way of L2, and bytes used for the first time take their time at the
+memory's bandwidth besides. MFU counts FLOPs that the result needs (a backward: twice its forward; causal pairs only),
+over the fp16 peak of the cubes."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

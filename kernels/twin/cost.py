@@ -5,8 +5,8 @@ what the documented rates say (include/twin/rates.h). The assumptions:
 
 - No cost of starting an instruction or a copy; no bank conflicts; copies reach the documented rate.
 - The two vector cores of a block share the cube core evenly.
-- What a kernel touches first comes from memory, at 32 bytes per cycle and core; what it touches again, from L2.
-- All cores together get no more from memory than its bandwidth; a launch takes at least that long.
+- Cores read by way of L2, at its rate. What a kernel touches first comes from memory, which the cores share: a launch
+  takes at least as long as those bytes do at the memory's bandwidth, or at 32 bytes per cycle of each core.
 - The time to launch a kernel is not counted.
 """
 
@@ -19,6 +19,7 @@ from typing import NamedTuple
 from .launch import Report
 
 FROM_MEMORY = ("memory to UB", "memory to L1", "first written")
+MEMORY_BYTES = 32  # that a core gets from memory in a cycle
 PIPES = {"V": "vector", "MTE2": "load", "MTE3": "store", "cube": "cube"}
 
 
@@ -73,12 +74,14 @@ def project(report: Report, soc: Soc, flops: float = 0.0) -> Projection:
     busy = {name: max(core["busy"][pipe] for core in report.cores) for pipe, name in PIPES.items()}
     cycles = max(finish)
     memory = sum(core["bytes"].get(path, 0.0) for core in report.cores for path in FROM_MEMORY)
-    seconds = max(cycles / (soc.megahertz * 1e6), memory / soc.bandwidth)
+    hertz = soc.megahertz * 1e6
+    memory_seconds = memory / min(soc.bandwidth, MEMORY_BYTES * len(report.cores) * hertz)
+    seconds = max(cycles / hertz, memory_seconds)
     return Projection(
         op=report.op,
         soc=soc.name,
         microseconds=seconds * 1e6,
-        bound=_bound(busy, cycles, memory / soc.bandwidth * soc.megahertz * 1e6),
+        bound=_bound(busy, cycles, memory_seconds * hertz),
         busy=busy,
         cycles=cycles,
         imbalance=imbalance(report),

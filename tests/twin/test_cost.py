@@ -30,9 +30,15 @@ def test_the_last_core_says_when_a_launch_ends():
 
 
 def test_memory_bounds_what_cores_alone_do_not():
-    found = project(Report("op", 1, 0, [core(1, 10, memory=1.6 * 2**40 * 1e-3)]), SOCS["910B3"])
+    soc, count = SOCS["910B3"], 40
+    found = project(Report("op", count, 0, [core(1, 10, memory=soc.bandwidth * 1e-3 / count)] * count), soc)
     assert found.microseconds == pytest.approx(1000.0)
     assert found.bound == "memory"
+
+
+def test_one_core_gets_its_own_share_of_memory():
+    found = project(Report("op", 1, 0, [core(1, 10, memory=32 * 1800)]), SOCS["910B3"])
+    assert found.microseconds == pytest.approx(1.0)
 
 
 def test_a_kernel_that_mostly_waits_is_said_to():

@@ -136,7 +136,7 @@ class Matmul {
     }
   }
 
-  // Each tile of C reads its rows of A and columns of B anew: from memory the first time, then from the L2 cache.
+  // Each tile of C reads its rows of A and columns of B anew, by way of the L2 cache.
   double Cycles() const {
     const double m = twin::Up16(m_), n = twin::Up16(n_), k = twin::Up16(k_), bytes = sizeof(Left);
     const double rows = twin::CeilDiv(m_, tiling_.baseM), columns = twin::CeilDiv(n_, tiling_.baseN);
@@ -144,7 +144,7 @@ class Matmul {
     const double all = (double(m_) * k_ * columns + double(n_) * k_ * rows) * bytes;
     const double fresh = Fresh(a_, transposedA_, m_, transposedA_ ? pitchA_ : plainPitchA_) +
                          Fresh(b_, !transposedB_, n_, transposedB_ ? pitchB_ : plainPitchB_);
-    const double load = fresh / twin::rates::kHbmBytes + (all - fresh) / twin::rates::kL2Bytes;
+    const double load = all / twin::rates::kL2Bytes;
     const double feed = std::max(m * k * columns * bytes / twin::rates::kL0aBytes, n * k * rows * bytes / twin::rates::kL0bBytes);
     const double result = double(m_) * n_ * sizeof(Result), store = result / twin::rates::kFixpipeBytes;
     auto& counters = twin::Me().counters;

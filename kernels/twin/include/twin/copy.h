@@ -75,7 +75,7 @@ void CopyIn(const char* name, const LocalTensor<T>& dst, const GlobalTensor<T>& 
   auto& bytes = Me().counters.bytes;
   bytes["memory to UB"] += fresh;
   bytes["L2 to UB"] += all - fresh;
-  Instruction instruction(name, PIPE_MTE2, fresh / rates::kHbmBytes + (all - fresh) / rates::kL2Bytes);
+  Instruction instruction(name, PIPE_MTE2, all / rates::kL2Bytes);
   for (uint32_t row = 0; row < rows.count; ++row) {
     const uint8_t* source = instruction.ReadGlobal(from + row * rows.globalPitch, rows.bytes);
     const uint32_t at = dst.Offset() + row * rows.localPitch;

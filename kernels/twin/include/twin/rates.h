@@ -1,4 +1,5 @@
-// Documented rates of Ascend 910B and 910C, in units per cycle of one core.
+// Documented rates of Ascend 910B and 910C, in units per cycle of one core. Memory itself, which all cores share, bounds a
+// launch as a whole: kernels/twin/cost.py.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,6 @@ constexpr double kCastElements = 64;   // 32 to int64
 constexpr double kGatherBytes = 84;    // 21 elements of four bytes, 42 of two
 constexpr double kGatherMaskBytes = 128;
 constexpr double kBroadcastElements = 8;  // inputs of Brcb
-constexpr double kHbmBytes = 32;          // from memory to a core
 constexpr double kL2Bytes = 110;          // from the L2 cache to a core
 constexpr double kStoreBytes = 64;        // from the unified buffer outwards
 constexpr double kL0aBytes = 512;         // from L1
