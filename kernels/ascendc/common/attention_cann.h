@@ -1,0 +1,90 @@
+// From CANN's contexts to the tiling functions of attention. Needs CANN; not part of the twin.
+#pragma once
+
+#include <cstring>
+#include <vector>
+
+#include "attention_tiling.h"
+#include "register/op_def_registry.h"
+#include "tiling/platform/platform_ascendc.h"
+
+namespace turbogr::attention_host {
+
+// Dtypes go together by position.
+inline std::vector<ge::DataType> AttentionRowTypes() {
+  return {ge::DT_FLOAT16, ge::DT_FLOAT16, ge::DT_BF16, ge::DT_BF16, ge::DT_FLOAT, ge::DT_FLOAT};
+}
+inline std::vector<ge::DataType> AttentionIndexTypes() {
+  return {ge::DT_INT32, ge::DT_INT64, ge::DT_INT32, ge::DT_INT64, ge::DT_INT32, ge::DT_INT64};
+}
+inline std::vector<ge::DataType> AttentionFloatTypes() { return std::vector<ge::DataType>(6, ge::DT_FLOAT); }
+inline std::vector<ge::DataType> AttentionBoolTypes() { return std::vector<ge::DataType>(6, ge::DT_BOOL); }
+inline std::vector<ge::DataType> AttentionTimeTypes() { return std::vector<ge::DataType>(6, ge::DT_INT32); }
+inline std::vector<ge::DataType> AttentionSeedTypes() { return std::vector<ge::DataType>(6, ge::DT_INT64); }
+inline std::vector<ge::Format> AttentionFormats() { return std::vector<ge::Format>(6, ge::FORMAT_ND); }
+
+// Places of inputs behind the first one that forward and backward share, and of attributes.
+enum AttentionInput : size_t {
+  kQuery, kKey, kValue, kQueryOffsets, kKeyOffsets, kQueryColumns, kKeyColumns, kKeyValid, kPairMask, kBias,
+  kPositionBias, kTimeBias, kTimeBounds, kQueryTimes, kKeyTimes, kDropoutSeed
+};
+enum AttentionAttribute : size_t { kActivation, kScale, kPostScale, kMinDistance, kMaxDistance, kDropout, kWanted };
+
+inline const gert::Shape* Given(const gert::TilingContext* context, size_t input) {
+  const auto* shape = context->GetOptionalInputShape(input);
+  return shape == nullptr ? nullptr : &shape->GetStorageShape();
+}
+
+// Sizes of a problem; `first` is the place of query. False where the kernels lack something.
+inline bool SetProblem(const gert::TilingContext* context, size_t first, AttentionProblem* p) {
+  const auto* attributes = context->GetAttrs();
+  const bool dropping = *attributes->GetFloat(kDropout) > 0.0f;
+  if (dropping || Given(context, first + kPairMask) != nullptr) return false;
+  const gert::Shape& query = context->GetInputShape(first + kQuery)->GetStorageShape();
+  const gert::Shape& key = context->GetInputShape(first + kKey)->GetStorageShape();
+  p->sequences = context->GetInputShape(first + kQueryOffsets)->GetStorageShape().GetDim(0) - 1;
+  p->queryRows = query.GetDim(0);
+  p->keyRows = key.GetDim(0);
+  p->heads = query.GetDim(1);
+  p->groups = key.GetDim(1);
+  p->depth = query.GetDim(2);
+  p->valueDepth = context->GetInputShape(first + kValue)->GetStorageShape().GetDim(2);
+  p->bytes = ge::GetSizeByDataType(context->GetInputDesc(first + kQuery)->GetDataType());
+  p->indexBytes = ge::GetSizeByDataType(context->GetInputDesc(first + kQueryOffsets)->GetDataType());
+  p->softmax = std::strcmp(attributes->GetStr(kActivation), "softmax") == 0;
+  p->hasValid = Given(context, first + kKeyValid) != nullptr;
+  const gert::Shape* bias = Given(context, first + kBias);
+  p->pairSequences = bias == nullptr ? 0 : bias->GetDim(0);
+  p->pairHeads = bias == nullptr ? 0 : bias->GetDim(1);
+  p->pairQueries = bias == nullptr ? 0 : bias->GetDim(2);
+  p->pairKeys = bias == nullptr ? 0 : bias->GetDim(3);
+  const gert::Shape* position = Given(context, first + kPositionBias);
+  p->positionEntries = position == nullptr ? 0 : position->GetDim(1);
+  p->positionHeads = position == nullptr ? 0 : position->GetDim(0);
+  const gert::Shape* time = Given(context, first + kTimeBias);
+  p->timeBounds = time == nullptr ? 0 : time->GetDim(1) - 1;
+  p->timeHeads = time == nullptr ? 0 : time->GetDim(0);
+  p->minDistance = *attributes->GetInt(kMinDistance);
+  p->maxDistance = *attributes->GetInt(kMaxDistance);
+  p->deterministic = context->GetDeterministic() != 0;
+  p->cores = platform_ascendc::PlatformAscendC(context->GetPlatformInfo()).GetCoreNumAiv();
+  p->scale = *attributes->GetFloat(kScale);
+  p->postScale = *attributes->GetFloat(kPostScale);
+  return true;
+}
+
+// Fills the tiling struct where the kernel will find it.
+template <typename Tiling>
+ge::graphStatus SetLaunch(gert::TilingContext* context, const AttentionProblem& problem) {
+  Tiling* tiling = context->GetTilingData<Tiling>();
+  size_t* workspaces = context->GetWorkspaceSizes(1);
+  if (tiling == nullptr || workspaces == nullptr) return ge::GRAPH_FAILED;
+  const Launch launch = Tile(problem, tiling);
+  if (launch.blocks == 0) return ge::GRAPH_FAILED;
+  context->SetBlockDim(static_cast<uint32_t>(launch.blocks));
+  workspaces[0] = platform_ascendc::PlatformAscendC(context->GetPlatformInfo()).GetLibApiWorkSpaceSize();
+  workspaces[0] += launch.workspace;
+  return ge::GRAPH_SUCCESS;
+}
+
+}  // namespace turbogr::attention_host

@@ -1,0 +1,103 @@
+// Tiling that jagged_attention and its backward have in common: how much of a tile fits the unified buffer.
+#pragma once
+
+#include "attention_shape.h"
+#include "cube_tiling.h"
+#include "launch.h"
+
+namespace turbogr {
+
+constexpr int64_t kUbBytes = 184 * 1024;  // of 192 KB, 8 KB are scratch of Select
+constexpr int64_t kMostPairColumns = 2048;  // of bias: a row of it fits the smallest slab
+constexpr int64_t kMostVectorCores = 64;  // kMostCores of schedule.h
+constexpr int64_t kLargestPitch = 65535;  // elements between rows of a matrix in global memory
+
+// Sizes of a call, integers first; what attributes and shapes of the op say.
+struct AttentionProblem {
+  int64_t sequences, queryRows, keyRows, heads, groups, depth, valueDepth;
+  int64_t bytes, indexBytes;  // of an element, and of an offset or column
+  int64_t softmax, hasValid, positionEntries, positionHeads, timeBounds, timeHeads, minDistance, maxDistance;
+  int64_t pairSequences, pairHeads, pairQueries, pairKeys;  // sizes of bias, 0 without one
+  int64_t gradSequences, gradHeads;                         // of the gradient of bias, where it is wanted
+  int64_t wanted, deterministic;                            // gradients, for the backward
+  int64_t cores;              // vector cores
+  double scale, postScale;
+};
+
+inline int32_t Clamped(int64_t value, int64_t limit) {
+  return static_cast<int32_t>(value < -limit ? -limit : value > limit ? limit : value);
+}
+
+inline AttentionShape ShapeOf(const AttentionProblem& p) {
+  AttentionShape shape{};
+  shape.queryRows = p.queryRows;
+  shape.keyRows = p.keyRows;
+  shape.sequences = static_cast<int32_t>(p.sequences);
+  shape.heads = static_cast<int32_t>(p.heads);
+  shape.groups = static_cast<int32_t>(p.groups);
+  shape.depth = static_cast<int32_t>(p.depth);
+  shape.valueDepth = static_cast<int32_t>(p.valueDepth);
+  shape.softmax = p.softmax != 0;
+  shape.hasValid = p.hasValid != 0;
+  shape.positionEntries = static_cast<int32_t>(p.positionEntries);
+  shape.positionHeads = static_cast<int32_t>(p.positionHeads);
+  shape.timeBounds = static_cast<int32_t>(p.timeBounds);
+  shape.timeHeads = static_cast<int32_t>(p.timeHeads);
+  // A search may probe as far beyond the last bound as there are bounds.
+  shape.boundSlots = AlignUp(2 * shape.timeBounds + 1, 8);
+  shape.pairColumns = static_cast<int32_t>(p.pairKeys);
+  shape.pairQuery = p.pairQueries > 1 ? p.pairKeys : 0;
+  shape.pairHead = p.pairHeads > 1 ? p.pairQueries * p.pairKeys : 0;
+  shape.pairSequence = p.pairSequences > 1 ? p.pairHeads * p.pairQueries * p.pairKeys : 0;
+  shape.minDistance = Clamped(p.minDistance, kFarColumn);
+  shape.maxDistance = Clamped(p.maxDistance, kFarColumn);
+  shape.cores = static_cast<int32_t>(p.cores < kMostVectorCores ? p.cores : kMostVectorCores);
+  shape.scale = static_cast<float>(p.scale);
+  shape.postScale = static_cast<float>(p.postScale);
+  return shape;
+}
+
+// What AttentionTile::Init takes of the unified buffer, and the schedule.
+inline int64_t TileBytes(const AttentionShape& shape, int64_t indexBytes) {
+  const bool time = shape.timeHeads > 0, position = shape.positionEntries > 0;
+  const bool masks = shape.minDistance > -kFarColumn || shape.maxDistance < kFarColumn || shape.hasValid;
+  const bool pairs = shape.pairColumns > 0;
+  int64_t bytes = 2 * kOffsetChunk * indexBytes;
+  if (!masks && !time && !position && !pairs) return bytes;
+  const int64_t rows = kKeyBlock + kRowBlock;
+  bytes += 2 * (rows * indexBytes + (time ? rows * 4 : 0) + (shape.hasValid ? kKeyBlock : 0)) + rows * 4;
+  if (masks) bytes += (kKeyBlock + 64 + kRowBlock) * 4 + 2 * kRowBlock * 32 + shape.slab / 4 + 2 * kRowBlock * 8 + 32;
+  if (pairs) bytes += shape.slab * 4 + kKeyBlock * 4;
+  if (position) bytes += kRowBlock * 32 + AlignUp(shape.positionEntries, 8) * 4;
+  if (time) {
+    bytes += kKeyBlock * 4 + kRowBlock * 32 + (shape.boundSlots + kTimeCells + AlignUp(shape.timeBounds + 1, 8)) * 4;
+  }
+  return bytes;
+}
+
+// Tiling of a product with many rows and few columns: all rows at a time, so that columns are loaded once.
+inline TCubeTiling TallCubeTiling(int32_t m, int32_t n, int32_t k, int32_t bytes) {
+  TCubeTiling t = CubeTiling(m, n, k, bytes);
+  if (m > 256 || n > 128) return t;
+  t.baseM = AlignUp(m, 16);
+  const int32_t widest = kL0Bytes / 2 / bytes / t.baseM / 16 * 16;
+  if (t.baseK > widest) t.baseK = widest;
+  t.dbL0C = t.baseM * t.baseN * 4 * 2 <= kL0cBytes ? 2 : 1;
+  return t;
+}
+
+// Queries of a tile: fewer where there are not as many.
+inline int32_t RowBlockFor(const AttentionProblem& p) {
+  if (p.queryRows >= kRowBlock) return kRowBlock;
+  return AlignUp(static_cast<int32_t>(p.queryRows > 0 ? p.queryRows : 1), 16);
+}
+
+// Whether kernels take it at all.
+inline bool Possible(const AttentionProblem& p) {
+  const bool sizes = p.heads > 0 && p.groups > 0 && p.heads % p.groups == 0 && p.depth > 0 && p.valueDepth > 0;
+  const bool pitches = p.heads * p.depth <= kLargestPitch && p.heads * p.valueDepth <= kLargestPitch;
+  const bool widths = p.depth <= 512 && p.valueDepth <= 512 && p.pairKeys <= kMostPairColumns;
+  return sizes && pitches && widths && p.cores > 0;
+}
+
+}  // namespace turbogr
