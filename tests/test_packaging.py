@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -23,6 +24,18 @@ assert "fold-masks" in catalogue.names() and target_names() == ["cpu", "eager"]
 assert "turbogr" in torch._dynamo.list_backends(exclude_tags=())
 f = torch.compile(lambda x: x * 1.0 + 1, backend="turbogr", options={"codegen": "aten", "dump": sys.argv[2]})
 assert f(torch.ones(2)).tolist() == [2.0, 2.0]
+"""
+# The AscendC sources and the twin came along, and find each other.
+TWIN_PROGRAM = """
+import sys
+import torch, turbogr_compile.kernels
+from turbogr_compile.kernels.ascendc.load import HERE
+from turbogr_compile.kernels.twin import device
+assert str(HERE).startswith(sys.argv[1]) and (HERE / "build.sh").exists() and (HERE / "torch" / "setup.py").exists()
+x = torch.arange(12.0).view(4, 3).requires_grad_()
+with device(cores=2) as twin:
+    torch.ops.turbogr.gather_rows(x, torch.tensor([3, 1, 1])).sum().backward()
+assert twin.ran == ["gather_rows", "scatter_rows"] and x.grad[:, 0].tolist() == [0.0, 2.0, 0.0, 1.0]
 """
 
 
@@ -50,12 +63,33 @@ def test_wheel_holds_everything_and_nothing_else(wheel):
     assert "Requires-Dist: torch==2.13.*" in metadata and "License-Expression: Apache-2.0" in metadata
 
 
-def test_installed_wheel_works_away_from_the_checkout(wheel, tmp_path):
-    target = tmp_path / "site"
+def test_wheel_holds_the_sources_that_are_built_elsewhere(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    listed = ["git", "-C", str(ROOT), "ls-tree", "-r", "--name-only", "HEAD", "kernels"]
+    sources = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
+    assert "kernels/ascendc/build.sh" in sources and "kernels/twin/include/kernel_operator.h" in sources
+    assert not [name for name in sources if f"turbogr_compile/{name}" not in names]
+
+
+@pytest.fixture(scope="module")
+def site(wheel, tmp_path_factory) -> Path:
+    """The wheel, installed away from the checkout."""
+    target = tmp_path_factory.mktemp("installed") / "site"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(wheel)]
     subprocess.run(install, check=True)
-    environment = {**os.environ, "PYTHONPATH": str(target)}
-    subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(target), str(tmp_path / "dump")], check=True, cwd=tmp_path, env=environment
-    )
+    return target
+
+
+def run(program: str, site: Path, folder: Path, *arguments: str, **environment: str) -> None:
+    command = [sys.executable, "-c", program, str(site), *arguments]
+    subprocess.run(command, check=True, cwd=folder, env={**os.environ, **environment, "PYTHONPATH": str(site)})
+
+
+def test_installed_wheel_works_away_from_the_checkout(site, tmp_path):
+    run(PROGRAM, site, tmp_path, str(tmp_path / "dump"))
     assert (tmp_path / "dump" / "index.html").exists()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the twin is compiled with g++")
+def test_installed_wheel_builds_the_twin(site, tmp_path):
+    run(TWIN_PROGRAM, site, tmp_path, TURBOGR_CACHE_DIR=str(tmp_path / "cache"))

@@ -228,3 +228,49 @@ def test_dispatch_modes_see_ops():
     with Mode():
         torch.ones(2) + 1
     assert aten.add.Tensor in seen
+
+
+# --- what the targets that end in GE use ---------------------------------------------------------------
+
+
+def test_decompositions_of_an_op_are_those_of_its_overloads():
+    table = _torch.decompositions(aten.softplus)
+    assert aten.softplus.default in table
+
+
+def test_a_graph_is_described_anew_in_symbols_of_another_mode(graph):
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    mode = _torch.new_fake_mode()
+    size = _torch.named_symbol(mode.shape_env, "rows", 1021)
+    doubled = _torch.symbolic_int(mode.shape_env, 2 * size.node.expr)
+    assert doubled.node.hint == 2042
+    with mode:
+        given = torch.empty(size, doubled)
+    with _torch.tracing_with(mode):
+        assert _torch.detect_fake_mode() is mode
+        _torch.propagate(module, mode, [given])
+    relu = next(n for n in graph.nodes if "relu" in str(n.target))
+    assert relu.meta["val"].shape[1].node.expr == 2 * size.node.expr
+
+
+def test_parts_of_a_graph_are_compiled_apart():
+    def f(x):
+        return ((x + 1).relu().cos() * 2).sin()
+
+    module = torch.fx.GraphModule(torch.nn.Module(), trace_graph(f, "f32[3]").graph)
+    seen = []
+
+    def compile_part(part):
+        seen.append([str(n.target) for n in part.graph.nodes if n.op == "call_function"])
+        return part
+
+    whole = _torch.compile_parts(module, lambda node: "cos" not in str(node.target), compile_part)
+    assert len(seen) == 2 and not any("cos" in op for part in seen for op in part)
+    x = torch.randn(3)
+    torch.testing.assert_close(whole(x)[0] if isinstance(whole(x), (tuple, list)) else whole(x), f(x))
+
+
+def test_memory_and_strides_of_fake_tensors():
+    (x,) = _torch.fake_inputs([torch.ones(2, 3)])
+    assert _torch.is_alias(x, x.t()) and not _torch.is_alias(x, x.clone())
+    assert _torch.surely_contiguous(x) and not _torch.surely_contiguous(x.t())

@@ -1,4 +1,4 @@
-// Embedding for CANN: tiling, shapes, definition.
+// EmbeddingRows for CANN: tiling, shapes, definition.
 #include "embedding_tiling.h"
 #include "rows_host.h"
 
@@ -33,9 +33,9 @@ static graphStatus EmbeddingInferDataType(gert::InferDataTypeContext* context) {
 
 namespace ops {
 
-class Embedding : public OpDef {
+class EmbeddingRows : public OpDef {
  public:
-  explicit Embedding(const char* name) : OpDef(name) {
+  explicit EmbeddingRows(const char* name) : OpDef(name) {
     this->Input("weight")
         .ParamType(REQUIRED)
         .DataType({ge::DT_FLOAT16, ge::DT_FLOAT16, ge::DT_BF16, ge::DT_BF16, ge::DT_FLOAT, ge::DT_FLOAT})
@@ -57,6 +57,6 @@ class Embedding : public OpDef {
   }
 };
 
-OP_ADD(Embedding);
+OP_ADD(EmbeddingRows);
 
 }  // namespace ops
