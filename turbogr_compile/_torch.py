@@ -84,8 +84,10 @@ __all__ = [
     "boxed",
     "compile_fx_inner",
     "compile_id",
+    "compile_parts",
     "copy_graph",
     "cpp_compiler",
+    "decompositions",
     "default_partition",
     "detect_fake_mode",
     "enable_python_dispatcher",
@@ -103,6 +105,7 @@ __all__ = [
     "ignore_fresh_unbacked",
     "inductor",
     "inductor_decompositions",
+    "is_alias",
     "is_erased",
     "is_functional",
     "is_impure",
@@ -114,10 +117,12 @@ __all__ = [
     "min_cut_partition",
     "mutated_arguments",
     "named_symbol",
+    "new_fake_mode",
     "new_guards",
     "new_row_count",
     "optimize",
     "outside_compilation",
+    "propagate",
     "quiet_functions",
     "real_inputs",
     "run_backward",
@@ -125,11 +130,14 @@ __all__ = [
     "set_grad_enabled",
     "shape_env_of",
     "statically_known_true",
+    "surely_contiguous",
+    "symbolic_int",
     "to_fun",
     "trace_artifact",
     "trace_enabled",
     "trace_structured",
     "trace_transformer_layers",
+    "tracing_with",
     "track_tensor_tree",
     "trying",
     "without_autocast",
@@ -301,6 +309,13 @@ def compile_fx_inner(graph: fx.GraphModule, values: Any, *args: Any, **kwargs: A
     return inner(graph, values, *args, **kwargs)
 
 
+def decompositions(*ops: Any) -> dict[Any, Callable[..., Any]]:
+    """torch's own, for these ops; an op stands for all of its overloads."""
+    from torch._decomp import get_decompositions
+
+    return dict(get_decompositions(ops))
+
+
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     from torch._inductor.decomposition import select_decomp_table
 
@@ -461,6 +476,99 @@ def named_symbol(env: ShapeEnv, name: str, hint: int) -> torch.SymInt:
     size = env.create_symintnode(symbol, hint=hint, source=source)
     assert isinstance(size, torch.SymInt)
     return size
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """For symbols that are no business of the compilation under way."""
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+def symbolic_int(env: ShapeEnv, expression: Any) -> Any:
+    """A size that is an expression of known symbols."""
+    hint = env.size_hint(expression)
+    return env.create_symintnode(expression, hint=None if hint is None else int(hint))
+
+
+def propagate(module: fx.GraphModule, mode: FakeTensorMode, values: Any) -> None:
+    """Describe each value of a graph anew, from fake inputs of a mode."""
+
+    class Describe(fx.Interpreter):
+        def run_node(self, node: fx.Node) -> Any:
+            result = super().run_node(node)
+            if node.op == "get_attr" and isinstance(result, torch.Tensor):
+                result = mode.from_tensor(_plain(result), static_shapes=True)
+            node.meta.pop("unbacked_bindings", None)  # names of another environment
+            node.meta["val"] = result
+            return result
+
+    with mode:
+        Describe(module).run(*values)
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    """A tensor of no fake mode, to make one of another from."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if isinstance(x, FakeTensor) else x
+
+
+def compile_parts(
+    module: fx.GraphModule, takes: Callable[[fx.Node], bool], compile_part: Callable[[fx.GraphModule], Any]
+) -> fx.GraphModule:
+    """The largest connected parts made of nodes that `takes` are replaced by what `compile_part` makes of each."""
+    from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+    from torch.fx.passes.operator_support import OperatorSupportBase
+
+    class Takes(OperatorSupportBase):
+        def is_node_supported(self, submodules: Any, node: fx.Node) -> bool:
+            return node.op == "call_function" and takes(node)
+
+    whole = CapabilityBasedPartitioner(module, Takes(), allows_single_node_partition=True).partition_and_fuse()
+    for node in list(whole.graph.find_nodes(op="call_module")):
+        assert isinstance(node.target, str)
+        part = getattr(whole, node.target)
+        _inputs_first(part.graph)
+        setattr(whole, node.target, _Called(compile_part(part)))
+    return whole
+
+
+def _inputs_first(graph: fx.Graph) -> None:
+    """Parts are made with their inputs where they are first used."""
+    inputs = graph.find_nodes(op="placeholder")
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for node in inputs:
+        first.prepend(node)
+
+
+def surely_contiguous(x: torch.Tensor) -> bool:
+    """False where it depends on a size that is not known."""
+    from torch._prims_common import is_contiguous_or_false
+
+    return is_contiguous_or_false(x)
+
+
+def is_alias(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors, fake ones too, share memory."""
+    return bool(getattr(torch._C, "_is_alias_of")(a, b))  # noqa: B009  (the stubs do not know it)
+
+
+class _Called(torch.nn.Module):
+    """A function where a graph expects a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+@contextmanager
+def tracing_with(mode: FakeTensorMode) -> Iterator[None]:
+    """As if a compilation with that fake mode were under way, and no other."""
+    from torch._guards import tracing
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with tracing(TracingContext(mode)), unset_fake_temporarily():
+        yield
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from .cost import cost
 from .doctor import diagnose, doctor_text
 from .dump import open_directory
 from .errors import OptionError, PipelineError, TurbogrError, did_you_mean
+from .fetch import fetch_torchair
 from .loading import load, load_module
 from .options import Options
 from .pass_base import Pass, Phase, declaration_site
@@ -442,7 +443,14 @@ def _cost(options: argparse.Namespace) -> int:
     return 0
 
 
+def _doctor_arguments(command: argparse.ArgumentParser) -> None:
+    text = "unpack the torchair that fits this torch into turbogr's cache, for target ascend-sim"
+    command.add_argument("--fetch-torchair", action="store_true", help=text)
+
+
 def _doctor(options: argparse.Namespace) -> int:
+    if options.fetch_torchair:
+        sys.stderr.write(f"torchair is in {fetch_torchair()}\n")
     found = diagnose()
     _print(options, found, doctor_text(found))
     return 0
@@ -457,5 +465,5 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str, Arguments]] 
     "bisect": (_bisect, "find the pass and the rewrite that changed the numbers", _bisect_arguments),
     "view": (_view, "write the viewer page of a dump directory", _view_arguments),
     "cost": (_cost, "what the AscendC kernels would take on an NPU, projected from a run in the twin", _cost_arguments),
-    "doctor": (_doctor, "what is installed, which targets can run here, what is missing", lambda command: None),
+    "doctor": (_doctor, "what is installed, which targets can run here, what is missing", _doctor_arguments),
 }

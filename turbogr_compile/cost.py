@@ -55,7 +55,7 @@ def cost(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     except Unavailable as error:
         raise TurbogrError(f"the twin compiles kernels, and {error}") from error
     data = {"batch": facts(batch), "projections": [{"workload": name, **p._asdict()} for name, p in found]}
-    return data, _text(data["batch"], found)
+    return data, _text(facts(batch), found)
 
 
 def _known(asked: list[str], names: list[str], what: str) -> list[str]:

@@ -98,7 +98,7 @@ def launch(
         if error:
             raise TwinFault(op, error.decode())
         for x, address in list(zip(tensors, addresses, strict=True))[len(tensors) - back :]:
-            if x is not None and x.numel():
+            if x is not None and address is not None and x.numel():
                 ctypes.memmove(x.data_ptr(), address, x.numel() * x.element_size())
         compiled.twin_report.restype = ctypes.c_char_p
         cores = json.loads(compiled.twin_report().decode())

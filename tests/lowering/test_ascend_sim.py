@@ -1,4 +1,4 @@
-"""Target ascend-sim: padded models, packed, converted by the real torchair, executed with AscendC sources in the twin."""
+"""Target ascend-sim: padded models, packed, converted by the real torchair, run with AscendC sources in the twin."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
 from turbogr_compile.lowering._ge import native, torchair
 from turbogr_compile.lowering.target import find_target
 
@@ -46,7 +45,11 @@ class Softmax(Layer):
 
     def __init__(self, *sizes: int) -> None:
         super().__init__(*sizes)
-        self.qkv, self.up, self.down = nn.Linear(self.dim, 3 * self.dim), nn.Linear(self.dim, 48), nn.Linear(48, self.dim)
+        self.qkv, self.up, self.down = (
+            nn.Linear(self.dim, 3 * self.dim),
+            nn.Linear(self.dim, 48),
+            nn.Linear(48, self.dim),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         B, N, D = x.shape

@@ -1,0 +1,1 @@
+"""What the targets `ascend` and `ascend-sim` share: from an AOT graph to a GE graph by way of torchair."""
