@@ -45,13 +45,16 @@ class Sizes:
         """For the inputs of a call: whether all that was asked has the same answer for their sizes."""
         back = {new: old for old, new in self._pairs()}
         asked = [guard.expr.xreplace(back) for guard in self.shapes.guards]
-        symbols = sorted({symbol for question in asked for symbol in question.free_symbols}, key=str)
+        symbols = sorted((symbol for symbol in self.symbols if symbol in self.sources), key=str)
         places = [self.sources[symbol] for symbol in symbols]
+        if any(question.free_symbols - set(symbols) for question in asked):
+            return lambda given: False  # about a size that no input shows
 
         @lru_cache(maxsize=4096)
         def hold(*sizes: int) -> bool:
             known = {symbol: sympy.Integer(size) for symbol, size in zip(symbols, sizes, strict=True)}
-            return all(bool(question.xreplace(known)) for question in asked)
+            # That a size is neither 0 nor 1 is taken for granted of such symbols, and never asked.
+            return all(size > 1 for size in sizes) and all(bool(question.xreplace(known)) for question in asked)
 
         return lambda given: hold(*(size_of(given, *place) for place in places))
 
