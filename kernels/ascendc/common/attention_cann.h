@@ -5,8 +5,7 @@
 #include <vector>
 
 #include "attention_tiling.h"
-#include "register/op_def_registry.h"
-#include "tiling/platform/platform_ascendc.h"
+#include "cann_launch.h"
 
 namespace turbogr::attention_host {
 
@@ -67,24 +66,10 @@ inline bool SetProblem(const gert::TilingContext* context, size_t first, Attenti
   p->minDistance = *attributes->GetInt(kMinDistance);
   p->maxDistance = *attributes->GetInt(kMaxDistance);
   p->deterministic = context->GetDeterministic() != 0;
-  p->cores = platform_ascendc::PlatformAscendC(context->GetPlatformInfo()).GetCoreNumAiv();
+  p->cores = VectorCores(context);
   p->scale = *attributes->GetFloat(kScale);
   p->postScale = *attributes->GetFloat(kPostScale);
   return true;
-}
-
-// Fills the tiling struct where the kernel will find it.
-template <typename Tiling>
-ge::graphStatus SetLaunch(gert::TilingContext* context, const AttentionProblem& problem) {
-  Tiling* tiling = context->GetTilingData<Tiling>();
-  size_t* workspaces = context->GetWorkspaceSizes(1);
-  if (tiling == nullptr || workspaces == nullptr) return ge::GRAPH_FAILED;
-  const Launch launch = Tile(problem, tiling);
-  if (launch.blocks == 0) return ge::GRAPH_FAILED;
-  context->SetBlockDim(static_cast<uint32_t>(launch.blocks));
-  workspaces[0] = platform_ascendc::PlatformAscendC(context->GetPlatformInfo()).GetLibApiWorkSpaceSize();
-  workspaces[0] += launch.workspace;
-  return ge::GRAPH_SUCCESS;
 }
 
 }  // namespace turbogr::attention_host

@@ -3,9 +3,7 @@
 
 #include <vector>
 
-#include "launch.h"
-#include "register/op_def_registry.h"
-#include "tiling/platform/platform_ascendc.h"
+#include "cann_launch.h"
 
 namespace turbogr::row_norm_host {
 
@@ -28,21 +26,7 @@ void SetSizes(const gert::TilingContext* context, size_t input, Problem* problem
   problem->rows = 1;
   for (size_t dim = 0; dim + 1 < dims; ++dim) problem->rows *= shape.GetDim(dim);
   problem->bytes = ge::GetSizeByDataType(context->GetInputDesc(input)->GetDataType());
-  problem->cores = platform_ascendc::PlatformAscendC(context->GetPlatformInfo()).GetCoreNumAiv();
-}
-
-// Fills the tiling struct where the kernel will find it.
-template <typename Tiling, typename Problem>
-ge::graphStatus SetLaunch(gert::TilingContext* context, const Problem& problem) {
-  Tiling* tiling = context->GetTilingData<Tiling>();
-  size_t* workspaces = context->GetWorkspaceSizes(1);
-  if (tiling == nullptr || workspaces == nullptr) return ge::GRAPH_FAILED;
-  const Launch launch = Tile(problem, tiling);
-  if (launch.blocks == 0) return ge::GRAPH_FAILED;
-  context->SetBlockDim(static_cast<uint32_t>(launch.blocks));
-  workspaces[0] = platform_ascendc::PlatformAscendC(context->GetPlatformInfo()).GetLibApiWorkSpaceSize();
-  workspaces[0] += launch.workspace;
-  return ge::GRAPH_SUCCESS;
+  problem->cores = VectorCores(context);
 }
 
 }  // namespace turbogr::row_norm_host

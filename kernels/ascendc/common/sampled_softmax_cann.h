@@ -3,9 +3,7 @@
 
 #include <vector>
 
-#include "launch.h"
-#include "register/op_def_registry.h"
-#include "tiling/platform/platform_ascendc.h"
+#include "cann_launch.h"
 
 namespace turbogr::sampled_host {
 
@@ -32,21 +30,7 @@ void SetSizes(const gert::TilingContext* context, size_t query, Problem* problem
   problem->hasIds = context->GetOptionalInputShape(query + 6) != nullptr;
   problem->hasScales = context->GetOptionalInputShape(query + 7) != nullptr;
   problem->scale = *context->GetAttrs()->GetFloat(0);
-  problem->cores = platform_ascendc::PlatformAscendC(context->GetPlatformInfo()).GetCoreNumAiv();
-}
-
-// Fills the tiling struct where the kernel will find it.
-template <typename Tiling, typename Problem>
-ge::graphStatus SetLaunch(gert::TilingContext* context, const Problem& problem) {
-  Tiling* tiling = context->GetTilingData<Tiling>();
-  size_t* workspaces = context->GetWorkspaceSizes(1);
-  if (tiling == nullptr || workspaces == nullptr) return ge::GRAPH_FAILED;
-  const Launch launch = Tile(problem, tiling);
-  if (launch.blocks == 0) return ge::GRAPH_FAILED;
-  context->SetBlockDim(static_cast<uint32_t>(launch.blocks));
-  workspaces[0] = platform_ascendc::PlatformAscendC(context->GetPlatformInfo()).GetLibApiWorkSpaceSize();
-  workspaces[0] += launch.workspace;
-  return ge::GRAPH_SUCCESS;
+  problem->cores = VectorCores(context);
 }
 
 }  // namespace turbogr::sampled_host

@@ -1,6 +1,6 @@
 // EmbeddingRows for CANN: tiling, shapes, definition.
 #include "embedding_tiling.h"
-#include "rows_host.h"
+#include "rows_cann.h"
 
 namespace optiling {
 

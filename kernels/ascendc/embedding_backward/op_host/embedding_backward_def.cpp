@@ -1,6 +1,6 @@
 // EmbeddingBackward for CANN: tiling, shapes, definition.
 #include "embedding_backward_tiling.h"
-#include "rows_host.h"
+#include "rows_cann.h"
 
 namespace optiling {
 

@@ -1,6 +1,6 @@
 // GatherRows for CANN: tiling, shapes, definition.
 #include "gather_rows_tiling.h"
-#include "rows_host.h"
+#include "rows_cann.h"
 
 namespace optiling {
 

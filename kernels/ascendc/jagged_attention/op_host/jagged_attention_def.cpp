@@ -7,7 +7,7 @@ namespace optiling {
 static ge::graphStatus JaggedAttentionTilingFunc(gert::TilingContext* context) {
   turbogr::AttentionProblem problem = {};
   if (!turbogr::attention_host::SetProblem(context, 0, &problem)) return ge::GRAPH_FAILED;
-  return turbogr::attention_host::SetLaunch<turbogr::JaggedAttentionTiling>(context, problem);
+  return turbogr::SetLaunch<turbogr::JaggedAttentionTiling>(context, problem);
 }
 
 }  // namespace optiling

@@ -13,7 +13,7 @@ static ge::graphStatus JaggedAttentionBackwardTilingFunc(gert::TilingContext* co
     problem.gradSequences = bias.GetDim(0);
     problem.gradHeads = bias.GetDim(1);
   }
-  return turbogr::attention_host::SetLaunch<turbogr::JaggedAttentionBackwardTiling>(context, problem);
+  return turbogr::SetLaunch<turbogr::JaggedAttentionBackwardTiling>(context, problem);
 }
 
 }  // namespace optiling

@@ -10,7 +10,7 @@ static ge::graphStatus NormGateTilingFunc(gert::TilingContext* context) {
   problem.hasWeight = context->GetOptionalInputShape(2) != nullptr;
   problem.hasBias = context->GetOptionalInputShape(3) != nullptr;
   problem.eps = *context->GetAttrs()->GetFloat(0);
-  return turbogr::row_norm_host::SetLaunch<turbogr::NormGateTiling>(context, problem);
+  return turbogr::SetLaunch<turbogr::NormGateTiling>(context, problem);
 }
 
 }  // namespace optiling

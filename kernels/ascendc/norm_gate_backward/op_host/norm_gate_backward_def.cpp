@@ -10,7 +10,7 @@ static ge::graphStatus NormGateBackwardTilingFunc(gert::TilingContext* context) 
   problem.hasWeight = context->GetOptionalInputShape(3) != nullptr;
   problem.hasBias = context->GetOptionalInputShape(4) != nullptr;
   problem.wanted = *context->GetAttrs()->GetInt(0);
-  return turbogr::row_norm_host::SetLaunch<turbogr::NormGateBackwardTiling>(context, problem);
+  return turbogr::SetLaunch<turbogr::NormGateBackwardTiling>(context, problem);
 }
 
 }  // namespace optiling

@@ -7,7 +7,7 @@ namespace optiling {
 static ge::graphStatus SampledSoftmaxTilingFunc(gert::TilingContext* context) {
   turbogr::SampledSoftmaxProblem problem = {};
   turbogr::sampled_host::SetSizes(context, 0, &problem);
-  return turbogr::sampled_host::SetLaunch<turbogr::SampledSoftmaxTiling>(context, problem);
+  return turbogr::SetLaunch<turbogr::SampledSoftmaxTiling>(context, problem);
 }
 
 }  // namespace optiling

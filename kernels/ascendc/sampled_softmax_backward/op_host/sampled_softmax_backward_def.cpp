@@ -8,7 +8,7 @@ static ge::graphStatus SampledSoftmaxBackwardTilingFunc(gert::TilingContext* con
   turbogr::SampledSoftmaxBackwardProblem problem = {};
   turbogr::sampled_host::SetSizes(context, 2, &problem);
   problem.wanted = *context->GetAttrs()->GetInt(1);
-  return turbogr::sampled_host::SetLaunch<turbogr::SampledSoftmaxBackwardTiling>(context, problem);
+  return turbogr::SetLaunch<turbogr::SampledSoftmaxBackwardTiling>(context, problem);
 }
 
 }  // namespace optiling

@@ -1,6 +1,6 @@
 // ScatterRows for CANN: tiling, shapes, definition.
 #include "scatter_rows_tiling.h"
-#include "rows_host.h"
+#include "rows_cann.h"
 
 namespace optiling {
 
