@@ -65,7 +65,7 @@ class Inputs(NamedTuple):
     bias: Tensor | None  # (S or 1, H or 1, Nq or 1, Nk or 1)
     position_bias: Tensor | None  # (H or 1, 2M - 1)
     time_bias: Tensor | None  # (H or 1, K + 1)
-    time_bounds: Tensor | None  # int64 (K,), ascending
+    time_bounds: Tensor | None  # int64 (K,), ascending; or int32, as then are times
     query_times: Tensor | None  # int64 (Tq,)
     key_times: Tensor | None  # int64 (Tk,)
     dropout_seed: Tensor | None  # int64, one number
@@ -112,14 +112,19 @@ def _check_rows(a: Inputs) -> None:
     for name, rows, dtype in (
         ("query_columns", a.query, torch.int64),
         ("key_columns", a.key, torch.int64),
-        ("query_times", a.query, torch.int64),
-        ("key_times", a.key, torch.int64),
+        ("query_times", a.query, _time_dtype(a)),
+        ("key_times", a.key, _time_dtype(a)),
         ("key_valid", a.key, torch.bool),
     ):
         x = getattr(a, name)
         if x is not None:
             require_tensor(x, _name(name), 1, dtype)
             require_size(x.shape[0], rows.shape[0], _name(f"length of {name}"))
+
+
+def _time_dtype(a: Inputs) -> torch.dtype:
+    """Of times and of their bounds: 64 bits, or 32 for all of them."""
+    return torch.int32 if a.time_bounds is not None and a.time_bounds.dtype == torch.int32 else torch.int64
 
 
 def _check_pairs(a: Inputs) -> None:
@@ -145,7 +150,7 @@ def _check_tables(a: Inputs) -> None:
     absent = [x is None for x in (a.time_bias, a.time_bounds, a.query_times, a.key_times)]
     require(all(absent) or not any(absent), _name("time_bias, time_bounds, query_times and key_times come together"))
     if a.time_bias is not None and a.time_bounds is not None:
-        require_tensor(a.time_bounds, _name("time_bounds"), 1, torch.int64)
+        require_tensor(a.time_bounds, _name("time_bounds"), 1, _time_dtype(a))
         require_size(a.time_bias.shape[1], a.time_bounds.shape[0] + 1, _name("time_bias.shape[1]"))
     if a.dropout_seed is not None:
         require_tensor(a.dropout_seed, _name("dropout_seed"), a.dropout_seed.dim(), torch.int64)

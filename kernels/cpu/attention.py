@@ -86,9 +86,10 @@ class _Work:
         x.query = self.rows(query, "query").data_ptr()
         x.key = self.rows(key, "key").data_ptr()
         x.value = self.rows(value, "value").data_ptr()
-        for name in ("query_offsets", "key_offsets", "query_columns", "key_columns", "key_valid", "time_bounds",
-                     "query_times", "key_times"):  # fmt: skip
+        for name in ("query_offsets", "key_offsets", "query_columns", "key_columns", "key_valid"):
             setattr(x, name, address(self.plain(getattr(a, name))))
+        for name in ("time_bounds", "query_times", "key_times"):
+            setattr(x, name, address(self.plain(self.wide(getattr(a, name)))))
         x.softmax, x.dropping, x.seed = a.activation == "softmax", seed is not None, seed or 0
         x.min_distance, x.max_distance = a.min_distance, a.max_distance
         x.scale, x.post_scale, x.dropout = a.scale, a.post_scale, a.dropout
@@ -104,6 +105,9 @@ class _Work:
     def keep(self, x: Tensor) -> Tensor:
         self.alive.append(x)
         return x
+
+    def wide(self, x: Tensor | None) -> Tensor | None:
+        return x if x is None or x.dtype == torch.int64 else self.keep(x.to(torch.int64))
 
     def plain(self, x: Tensor | None) -> Tensor | None:
         return x if x is None or x.is_contiguous() else self.keep(x.contiguous())

@@ -5,4 +5,4 @@ from __future__ import annotations
 from ..cpu import PACKING
 
 # Only what has an AscendC kernel is fused into one op.
-DEFAULT_PIPELINE = f"{PACKING}, fuse-norm-gate, fuse-embedding, eliminate-dead-code, keep-transposes"
+DEFAULT_PIPELINE = f"{PACKING}, narrow-attention, fuse-norm-gate, fuse-embedding, eliminate-dead-code, keep-transposes"
