@@ -35,6 +35,8 @@ def lower(
         original = fx.GraphModule(graph, _torch.copy_graph(graph.graph))
         legalize(graph.graph)
         sizes = Sizes(graph, values)
+        # With open sizes torchair's view optimisation packs numbers of 32 and 64 bits into one shape.
+        config.experimental_config.enable_view_optimize = not sizes.symbols
         # The backward is compiled when it is first asked for, long after the forward.
         with patched(), sizes.tracing():
             sizes.apply(graph)
