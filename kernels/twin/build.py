@@ -49,6 +49,10 @@ class TwinBuildError(RuntimeError):
 
 def library(op: str, dtypes: Iterable[tuple[str, torch.dtype]]) -> ctypes.CDLL:
     """`dtypes` are pairs of an input's name in capitals and its dtype, as the op build defines DTYPE_<name>."""
+    dtypes = list(dtypes)
+    for name, dtype in dtypes:
+        if dtype not in TYPES:
+            raise ValueError(f"{op}: AscendC has no {dtype}, which {name.lower()} is of")
     return _library(op, tuple(sorted(dtypes)), _folders[-1])
 
 

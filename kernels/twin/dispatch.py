@@ -51,6 +51,8 @@ class Twin(TorchDispatchMode):
 @contextmanager
 def device(cores: int = CORES) -> Iterator[Twin]:
     """Torch ops that have an AscendC kernel run it, on so many vector cores."""
+    if cores < 1:
+        raise ValueError(f"a device has at least 1 vector core, not {cores}")
     with Twin(cores) as twin:
         yield twin
 

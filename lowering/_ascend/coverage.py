@@ -54,7 +54,7 @@ def refusals(torchair: ModuleType, config: Any, module: fx.GraphModule) -> Refus
             if node.args[0] in found:
                 found[node] = found[node.args[0]]
             continue
-        reason = _by_dtype(node)
+        reason = _by_declaration(node)
         if not reason:
             key = _key(node)
             if key not in tried:
@@ -76,21 +76,25 @@ def gaps(found: Refusals) -> list[Gap]:
     ]
 
 
-def _by_dtype(node: fx.Node) -> str:
-    """What the prototypes of turbogr's own operators rule out."""
+def _by_declaration(node: fx.Node) -> str:
+    """What turbogr's own operators do not take: other dtypes, some options, some sizes."""
     name = str(node.target).removeprefix("turbogr.").removesuffix(".default")
     prototype = operators().get(name) if str(node.target).startswith("turbogr.") else None
     if prototype is None:
         return "" if not str(node.target).startswith("turbogr.") else f"turbogr::{name} has no AscendC kernel"
     names = (argument.name for argument in overload(name)._schema.arguments)
-    arguments = dict(zip(names, node.args, strict=False)) | node.kwargs
+    arguments: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     for port in prototype.inputs:
         value = arguments.get(port.name)
         if isinstance(value, fx.Node) and port.dtypes is not None and value.meta["val"].dtype not in port.dtypes:
             return f"its AscendC kernel takes no {value.meta['val'].dtype} for {port.name}"
-    for name_, reason in LACKING.get(name, {}).items():
-        if arguments.get(name_) not in (None, 0.0):
+    for argument, reason in LACKING.get(name, {}).items():
+        if arguments.get(argument) not in (None, 0.0):
             return reason
+    for argument, (fits, limit) in WIDTHS.get(name.removesuffix("_backward"), {}).items():
+        width = arguments[argument].meta["val"].shape[-1]
+        if isinstance(width, int) and not fits(width):
+            return f"its AscendC kernel takes {limit}, and {argument} has {width}"
     return ""
 
 
@@ -98,6 +102,12 @@ def _by_dtype(node: fx.Node) -> str:
 _ATTENTION = {
     "pair_mask": "its AscendC kernel has no pair_mask",
     "dropout": "its AscendC kernel has no dropout of attention weights",
+}
+_HEADS = (lambda width: width <= 512, "heads of up to 512")
+WIDTHS: dict[str, dict[str, tuple[Callable[[int], bool], str]]] = {
+    "jagged_attention": {"query": _HEADS, "value": _HEADS},
+    "norm_gate": {"x": (lambda width: width <= 8192, "rows of up to 8192")},
+    "sampled_softmax": {"query": (lambda width: width % 16 == 0 and width <= 512, "multiples of 16 up to 512")},
 }
 LACKING = {"jagged_attention": _ATTENTION, "jagged_attention_backward": _ATTENTION}
 

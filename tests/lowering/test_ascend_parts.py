@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import fx
+from turbogr_compile.lowering._ascend import coverage
 from turbogr_compile.lowering._ascend import decompositions as parts
 from turbogr_compile.lowering._ascend.legalize import legalize
 from turbogr_compile.lowering._ascend.operators import arguments_of, operators
@@ -123,3 +124,35 @@ def test_rows_that_are_not_real_numbers_are_gathered_by_ge():
     mask = torch.tensor([[True, False], [False, False], [True, True], [False, True]])
     (found,) = fx.GraphModule(torch.nn.Module(), graph)(mask, torch.tensor([2, 1]))
     assert found.dtype == torch.bool and torch.equal(found, mask[[2, 1]])
+
+
+def called(op, *arguments):
+    """A node of a turbogr op, its tensors described."""
+    graph = fx.Graph()
+    nodes = []
+    for place, argument in enumerate(arguments):
+        if isinstance(argument, torch.Tensor):
+            node = graph.placeholder(f"x{place}")
+            node.meta["val"] = argument
+            argument = node
+        nodes.append(argument)
+    return graph.call_function(op, tuple(nodes))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "dropout", "reason"),
+    [
+        (torch.float32, 32, 0.0, ""),
+        (torch.float64, 32, 0.0, "takes no torch.float64 for query"),
+        (torch.float32, 1024, 0.0, "heads of up to 512, and query has 1024"),
+        (torch.float32, 32, 0.5, "no dropout"),
+    ],
+)
+def test_what_a_kernel_does_not_take_is_known_before_the_graph_is_converted(dtype, width, dropout, reason: str):
+    x, offsets, columns = torch.ones(3, 2, width, dtype=dtype), torch.tensor([0, 3]), torch.arange(3)
+    rest = ("silu", 1.0, 1.0, 0, 10, dropout)
+    node = called(
+        torch.ops.turbogr.jagged_attention.default, x, x, x, offsets, offsets, columns, columns, *[None] * 9, *rest
+    )
+    found = coverage._by_declaration(node)
+    assert found == "" if not reason else reason in found

@@ -8,12 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from turbogr_compile.lowering._ge import native, torchair
+from turbogr_compile.lowering._ge import native
 from turbogr_compile.lowering.target import find_target
 
-needs_torchair = pytest.mark.skipif(
-    torchair.find() is None, reason="torchair is not here: turbogr doctor --fetch-torchair, or TURBOGR_TORCHAIR"
-)
+from .simulator import needs_torchair
 
 
 class Layer(nn.Module):

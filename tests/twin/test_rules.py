@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from turbogr_compile.kernels.cpu.call import Arguments, fields
+from turbogr_compile.kernels.twin import device
 from turbogr_compile.kernels.twin.build import TwinBuildError, kernels_from, library
 from turbogr_compile.kernels.twin.launch import Report, TwinFault, launch
 
@@ -162,3 +163,13 @@ def test_what_is_not_emulated_does_not_compile(name: str, tmp_path: Path):
     )
     with pytest.raises(TwinBuildError, match=message), kernels_from(tmp_path):
         library("wrong", ())
+
+
+def test_a_dtype_that_ascendc_lacks_is_named():
+    with pytest.raises(ValueError, match=r"AscendC has no torch\.float64, which x is of"):
+        library("gather_rows", [("X", torch.float64)])
+
+
+def test_a_device_has_cores():
+    with pytest.raises(ValueError, match="at least 1 vector core"), device(cores=0):
+        pass
