@@ -20,9 +20,8 @@ void Unary(const char* name, const LocalTensor<D>& dst, const LocalTensor<S>& sr
            double cycles, F f) {
   const double all = shape.Rounds(std::max(sizeof(D), sizeof(S))) * cycles;
   Instruction instruction(name, PIPE_V, all);
-  const size_t width = std::max(sizeof(D), sizeof(S));
-  Operand<D> d(dst, shape, to, width, name);
-  Operand<S> s(src, shape, from, width, name);
+  Operand<D> d(dst, shape, to, name);
+  Operand<S> s(src, shape, from, name);
   CheckOverlap(d, s, sizeof(D) == sizeof(S), name);
   Count(name, NameOf<S>(), shape, all);
   s.Read(instruction);
@@ -37,9 +36,9 @@ void Binary(const char* name, const LocalTensor<T>& dst, const LocalTensor<T>& a
             const BinaryRepeatParams& p, bool slow, bool readsDst, F f) {
   const double all = shape.Rounds(sizeof(T)) * CyclesPerRepeat<T>(slow);
   Instruction instruction(name, PIPE_V, all);
-  Operand<T> d(dst, shape, {p.dstBlkStride, p.dstRepStride}, sizeof(T), name);
-  Operand<T> x(a, shape, {p.src0BlkStride, p.src0RepStride}, sizeof(T), name);
-  Operand<T> y(b, shape, {p.src1BlkStride, p.src1RepStride}, sizeof(T), name);
+  Operand<T> d(dst, shape, {p.dstBlkStride, p.dstRepStride}, name);
+  Operand<T> x(a, shape, {p.src0BlkStride, p.src0RepStride}, name);
+  Operand<T> y(b, shape, {p.src1BlkStride, p.src1RepStride}, name);
   CheckOverlap(d, x, true, name);
   CheckOverlap(d, y, true, name);
   Count(name, NameOf<T>(), shape, all);
@@ -90,7 +89,7 @@ template <typename T, typename F>
 void Fill(const char* name, const LocalTensor<T>& dst, Shape shape, Stride to, F f) {
   const double cycles = shape.Rounds(sizeof(T));
   Instruction instruction(name, PIPE_V, cycles);
-  Operand<T> d(dst, shape, to, sizeof(T), name);
+  Operand<T> d(dst, shape, to, name);
   Count(name, NameOf<T>(), shape, cycles);
   d.Write(instruction);
   for (uint32_t r = 0; r < shape.repeats; ++r) {
@@ -210,7 +209,7 @@ void Duplicate(const LocalTensor<T>& dst, const T& scalar, uint64_t mask[], cons
     for (uint32_t lane = 0; lane < shape.lanes; ++lane) {
       if (!(mask[lane / 64] >> (lane % 64) & 1)) continue;
       const uint32_t at = (r * dstRepStride + lane / perBlock * dstBlkStride) * perBlock + lane % perBlock;
-      twin::Operand<T> d(dst, twin::Shape::First(at + 1), {}, sizeof(T), "Duplicate");
+      twin::Operand<T> d(dst, twin::Shape::First(at + 1), {}, "Duplicate");
       instruction.WriteLocal(dst.Offset() + at * sizeof(T), sizeof(T));
       d.Base()[at] = scalar;
     }
@@ -255,8 +254,8 @@ void Brcb(const LocalTensor<T>& dst, const LocalTensor<T>& src, const uint8_t re
   const auto to = twin::Shape::Repeats(8 * perBlock, repeats, sizeof(T));
   const double cycles = from.lanes / twin::rates::kBroadcastElements;
   twin::Instruction instruction("Brcb", PIPE_V, cycles);
-  twin::Operand<T> s(src, from, {}, sizeof(T), "Brcb");
-  twin::Operand<T> d(dst, to, {p.dstBlkStride, p.dstRepStride}, sizeof(T), "Brcb");
+  twin::Operand<T> s(src, from, {}, "Brcb");
+  twin::Operand<T> d(dst, to, {p.dstBlkStride, p.dstRepStride}, "Brcb");
   twin::CheckOverlap(d, s, false, "Brcb");
   twin::Count("Brcb", twin::NameOf<T>(), from, cycles);
   s.Read(instruction);

@@ -67,8 +67,8 @@ struct Stride {
 template <typename T>
 class Operand {
  public:
-  Operand(const LocalTensor<T>& tensor, const Shape& shape, Stride stride, size_t width, const char* name)
-      : tensor_(tensor), shape_(shape), stride_(stride), perBlock_(kBlock / width) {
+  Operand(const LocalTensor<T>& tensor, const Shape& shape, Stride stride, const char* name)
+      : tensor_(tensor), shape_(shape), stride_(stride) {
     if (tensor.Offset() % kBlock) {
       Fail("alignment", "%s: an operand at UB byte %u, which is no multiple of 32", name, tensor.Offset());
     }
@@ -128,7 +128,6 @@ class Operand {
   LocalTensor<T> tensor_;
   Shape shape_;
   Stride stride_;
-  uint32_t perBlock_;
   T* base_;
 };
 

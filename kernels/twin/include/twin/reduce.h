@@ -30,12 +30,12 @@ void ReduceGroups(const char* name, const LocalTensor<T>& dst, const LocalTensor
   const auto shape = Shape::Repeats(mask, repeats, sizeof(T));
   const double cycles = shape.Rounds(sizeof(T));
   Instruction instruction(name, PIPE_V, cycles);
-  Operand<T> s(src, shape, from, sizeof(T), name);
+  Operand<T> s(src, shape, from, name);
   Count(name, NameOf<T>(), shape, cycles);
   s.Read(instruction);
   const uint32_t perRepeat = (mask + group - 1) / group;
   if (repeats == 0) return;
-  Operand<T> d(dst, Shape::First((repeats - 1) * repeatPitch + perRepeat), {}, sizeof(T), name);
+  Operand<T> d(dst, Shape::First((repeats - 1) * repeatPitch + perRepeat), {}, name);
   std::vector<T> results;
   for (uint32_t r = 0; r < repeats; ++r) {
     for (uint32_t g = 0; g < perRepeat; ++g) {
@@ -54,7 +54,7 @@ void ReduceGroups(const char* name, const LocalTensor<T>& dst, const LocalTensor
 template <typename T, typename F>
 T ReduceFirst(const char* name, const LocalTensor<T>& src, uint32_t count, Instruction& instruction, F f) {
   if (count == 0) Fail("count", "%s of no elements", name);
-  Operand<T> s(src, Shape::First(count), {}, sizeof(T), name);
+  Operand<T> s(src, Shape::First(count), {}, name);
   s.Read(instruction);
   const uint32_t full = kRepeat / sizeof(T);
   T total{};
@@ -76,7 +76,7 @@ void ReduceExtreme(const char* name, const LocalTensor<T>& dst, const LocalTenso
   Instruction instruction(name, PIPE_V, cycles);
   Count(name, NameOf<T>(), shape, cycles);
   const T result = ReduceFirst(name, src, count, instruction, f);
-  Operand<T> d(dst, Shape::First(1), {}, sizeof(T), name);
+  Operand<T> d(dst, Shape::First(1), {}, name);
   d.Write(instruction);
   *d.Base() = result;
 }

@@ -33,11 +33,11 @@ void CompareWith(const char* name, const LocalTensor<uint8_t>& dst, const LocalT
   const auto shape = Shape::First(count);
   const double cycles = shape.Rounds(sizeof(T));
   Instruction instruction(name, PIPE_V, cycles);
-  Operand<uint8_t> d(dst, Shape::First(count / 8), {}, 1, name);
-  Operand<T> x(a, shape, {}, sizeof(T), name);
+  Operand<uint8_t> d(dst, Shape::First(count / 8), {}, name);
+  Operand<T> x(a, shape, {}, name);
   Count(name, NameOf<T>(), shape, cycles);
   x.Read(instruction);
-  if (b) Operand<T>(*b, shape, {}, sizeof(T), name).Read(instruction);
+  if (b) Operand<T>(*b, shape, {}, name).Read(instruction);
   d.Write(instruction);
   CheckOverlap(d, x, false, name);
   for (uint32_t i = 0; i < count; i += 8) {
@@ -55,14 +55,14 @@ void SelectWith(const LocalTensor<T>& dst, const LocalTensor<uint8_t>& mask, con
   const double cycles = shape.Rounds(sizeof(T));
   Instruction instruction("Select", PIPE_V, cycles);
   const uint32_t period = repeated ? kRepeat / sizeof(T) : count;
-  Operand<uint8_t> m(mask, Shape::First((std::min(period, count) + 7) / 8), {}, 1, "Select");
-  Operand<T> d(dst, shape, {}, sizeof(T), "Select");
-  Operand<T> x(a, shape, {}, sizeof(T), "Select");
+  Operand<uint8_t> m(mask, Shape::First((std::min(period, count) + 7) / 8), {}, "Select");
+  Operand<T> d(dst, shape, {}, "Select");
+  Operand<T> x(a, shape, {}, "Select");
   CheckOverlap(d, x, true, "Select");
   Count("Select", NameOf<T>(), shape, cycles);
   m.Read(instruction);
   x.Read(instruction);
-  if (b) Operand<T>(*b, shape, {}, sizeof(T), "Select").Read(instruction);
+  if (b) Operand<T>(*b, shape, {}, "Select").Read(instruction);
   d.Write(instruction);
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t bit = i % period;
@@ -90,9 +90,9 @@ void Compare(const LocalTensor<U>& dst, const LocalTensor<T>& a, const LocalTens
   const uint32_t lanes = twin::kRepeat / sizeof(T);
   const auto shape = twin::Shape::Repeats(lanes, repeats, sizeof(T));
   twin::Instruction instruction("Compare", PIPE_V, repeats);
-  twin::Operand<uint8_t> d(dst, twin::Shape::First(repeats * lanes / 8), {}, 1, "Compare");
-  twin::Operand<T> x(a, shape, {p.src0BlkStride, p.src0RepStride}, sizeof(T), "Compare");
-  twin::Operand<T> y(b, shape, {p.src1BlkStride, p.src1RepStride}, sizeof(T), "Compare");
+  twin::Operand<uint8_t> d(dst, twin::Shape::First(repeats * lanes / 8), {}, "Compare");
+  twin::Operand<T> x(a, shape, {p.src0BlkStride, p.src0RepStride}, "Compare");
+  twin::Operand<T> y(b, shape, {p.src1BlkStride, p.src1RepStride}, "Compare");
   twin::Count("Compare", twin::NameOf<T>(), shape, repeats);
   x.Read(instruction);
   y.Read(instruction);
@@ -142,10 +142,10 @@ void Select(const LocalTensor<T>& dst, const LocalTensor<U>& mask, const LocalTe
   const uint32_t full = twin::kRepeat / sizeof(T);
   const auto shape = twin::Shape::Repeats(lanes, repeats, sizeof(T));
   twin::Instruction instruction("Select", PIPE_V, repeats);
-  twin::Operand<uint8_t> m(mask, twin::Shape::First(repeats * full / 8), {}, 1, "Select");
-  twin::Operand<T> d(dst, shape, {p.dstBlkStride, p.dstRepStride}, sizeof(T), "Select");
-  twin::Operand<T> x(a, shape, {p.src0BlkStride, p.src0RepStride}, sizeof(T), "Select");
-  twin::Operand<T> y(b, shape, {p.src1BlkStride, p.src1RepStride}, sizeof(T), "Select");
+  twin::Operand<uint8_t> m(mask, twin::Shape::First(repeats * full / 8), {}, "Select");
+  twin::Operand<T> d(dst, shape, {p.dstBlkStride, p.dstRepStride}, "Select");
+  twin::Operand<T> x(a, shape, {p.src0BlkStride, p.src0RepStride}, "Select");
+  twin::Operand<T> y(b, shape, {p.src1BlkStride, p.src1RepStride}, "Select");
   twin::CheckOverlap(d, x, true, "Select");
   twin::CheckOverlap(d, y, true, "Select");
   twin::Count("Select", twin::NameOf<T>(), shape, repeats);
@@ -169,9 +169,9 @@ void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTen
   const auto shape = twin::Shape::First(count);
   const double cycles = shape.Rounds(sizeof(T)) * twin::kRepeat / twin::rates::kGatherBytes;
   twin::Instruction instruction("Gather", PIPE_V, cycles);
-  twin::Operand<T> d(dst, shape, {}, sizeof(T), "Gather");
-  twin::Operand<uint32_t> o(offsets, shape, {}, 4, "Gather");
-  twin::Operand<T> s(src, twin::Shape::First(src.GetSize()), {}, sizeof(T), "Gather");
+  twin::Operand<T> d(dst, shape, {}, "Gather");
+  twin::Operand<uint32_t> o(offsets, shape, {}, "Gather");
+  twin::Operand<T> s(src, twin::Shape::First(src.GetSize()), {}, "Gather");
   twin::CheckOverlap(d, s, false, "Gather");
   twin::CheckOverlap(d, o, true, "Gather");
   twin::Count("Gather", twin::NameOf<T>(), shape, cycles);
@@ -213,8 +213,8 @@ void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src, const Loca
   const double cycles = shape.Rounds(sizeof(T)) * twin::kRepeat / twin::rates::kGatherMaskBytes;
   twin::Instruction instruction("GatherMask", PIPE_V, cycles);
   const uint32_t words = (mask + 8 * sizeof(U) - 1) / (8 * sizeof(U));
-  twin::Operand<T> s(src, shape, {}, sizeof(T), "GatherMask");
-  twin::Operand<U> b(bits, twin::Shape::First(words), {}, sizeof(U), "GatherMask");
+  twin::Operand<T> s(src, shape, {}, "GatherMask");
+  twin::Operand<U> b(bits, twin::Shape::First(words), {}, "GatherMask");
   twin::Count("GatherMask", twin::NameOf<T>(), shape, cycles);
   s.Read(instruction);
   b.Read(instruction);
@@ -222,7 +222,7 @@ void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src, const Loca
   for (uint32_t i = 0; i < mask; ++i) {
     if (reinterpret_cast<const uint8_t*>(b.Base())[i / 8] >> (i % 8) & 1) kept.push_back(s.Base()[i]);
   }
-  twin::Operand<T> d(dst, twin::Shape::First(kept.size()), {}, sizeof(T), "GatherMask");
+  twin::Operand<T> d(dst, twin::Shape::First(kept.size()), {}, "GatherMask");
   d.Write(instruction);
   std::copy(kept.begin(), kept.end(), d.Base());
   found = kept.size();
