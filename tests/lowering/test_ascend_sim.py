@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from turbogr_compile.kernels.twin.launch import reports
 from turbogr_compile.lowering._ge import native
 from turbogr_compile.lowering.target import find_target
 
@@ -55,6 +56,26 @@ class Softmax(Layer):
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(B, N, D))
         return x + self.down(F.relu(self.up(x)))
+
+
+class Dropped(Softmax):
+    """Weights of attention are dropped."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, N, D = x.shape
+        q, k, v = (t.view(B, N, self.heads, -1).transpose(1, 2) for t in self.qkv(self.norm(x)).split(D, dim=-1))
+        scores = (q @ k.transpose(-1, -2) * 0.25).masked_fill(self.causal[:N, :N] == 0, -torch.inf)
+        mixed = F.dropout(scores.softmax(-1), 0.5, self.training) @ v
+        return x + self.out(mixed.transpose(1, 2).reshape(B, N, D))
+
+
+class Masked(Silu):
+    """Who sees whom is no matter of distance alone: every third item is a target, which only itself sees."""
+
+    def __init__(self, dim: int, heads: int, longest: int) -> None:
+        super().__init__(dim, heads, longest)
+        items = torch.arange(longest)
+        self.causal *= (items % 3 != 2) | (items == items[:, None])
 
 
 class Recommender(nn.Module):
@@ -111,6 +132,40 @@ def test_a_packed_step_equals_eager(layer: type[Layer]):
     assert not any("softmax" in t.lower() and "Log" not in t for t in types)
     if layer is Silu:
         assert {"NormGate", "NormGateBackward"} <= types
+
+
+@needs_torchair
+def test_attention_with_a_mask_of_pairs_is_part_of_the_graph():
+    torch.manual_seed(0)
+    model = Recommender(Masked)
+    run = compiled(model)
+    with native.watching() as graphs, reports() as launched:
+        assert_same_step(model, run, batch(4, 20, 1))
+    assert len(graphs) == 2
+    masks = [r for r in launched if r.op.startswith("jagged_attention")]
+    assert len(masks) == 2
+
+
+@needs_torchair
+def test_attention_that_drops_weights_is_part_of_the_graph():
+    """The same seed drops the same pairs as on the CPU."""
+    given, steps = batch(4, 20, 1), []
+    for target in ("ascend-sim", "cpu"):
+        torch.manual_seed(0)
+        model = Recommender(Dropped)
+        run = compiled(model, target=target)
+        with native.watching() as graphs:
+            torch.manual_seed(1)
+            loss = run(*given)
+            loss.backward()
+        steps.append((loss, [p.grad for p in model.parameters() if p.grad is not None]))
+        if target == "ascend-sim":
+            types = set().union(*(loaded.graph.types for loaded in graphs))
+            assert {"JaggedAttention", "JaggedAttentionBackward"} <= types
+    (loss, found), (expected, wanted) = steps
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    for x, y in zip(found, wanted, strict=True):
+        assert (x - y).norm() <= 1e-4 * y.norm() + 1e-7
 
 
 @needs_torchair
@@ -171,3 +226,22 @@ def test_targets_say_what_they_lack(monkeypatch: pytest.MonkeyPatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None)
     (missing,) = find_target("ascend").missing("ge")
     assert missing.what == "torch_npu" and "ascend-sim" in missing.remedy
+
+
+@needs_torchair
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_results_may_be_views_of_inputs_and_of_each_other(dynamic: bool):
+    """AOTAutograd makes the user's views from the strides of what a graph returns."""
+
+    def views(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        made = x @ weight
+        first, last = made.split([2, 4], dim=1)
+        return x[:, 1:], made[1:], made.t(), first.square(), last, made.view(-1, 2), made
+
+    torch._dynamo.reset()
+    run = torch.compile(views, backend="turbogr", options={"target": "ascend-sim"}, dynamic=dynamic)
+    for rows in (5, 7):
+        x, weight = torch.randn(rows, 3), torch.randn(3, 6, requires_grad=True)
+        for ours, eager in zip(run(x, weight), views(x, weight), strict=True):
+            torch.testing.assert_close(ours, eager)
+        assert run(x, weight)[0].data_ptr() == x[:, 1:].data_ptr()
