@@ -52,7 +52,8 @@ class PackRows(Pass):
         _one_result_of_layer_norm(graph, ctx)
         found = self._analyse(graph, ctx)
         ctx.note("rows", lambda: analysis_text(found.demand))
-        emitter = Emitter(graph, found.demand, parity=self.dropout == "padded")
+        capacity = getattr(ctx.options, "capacity", None)
+        emitter = Emitter(graph, found.demand, parity=self.dropout == "padded", capacity=capacity)
         if any(emitter.lives_packed(n) for n in found.demand.wanted):
             self._rewrite(graph, ctx, emitter)
         for miss in found.demand.missed:
@@ -94,6 +95,16 @@ class PackRows(Pass):
                 plural = "s" if len(values) > 1 else ""
                 where = _described(chosen, emitter.count(chosen), rows)
                 ctx.applied("packed", f"{len(values)} value{plural} live on {where}", first)
+                if chosen.rounded and rows is not None:
+                    ctx.analysis("rows-rounded", _dummies(len(rows.rows(chosen)), rows.size(chosen)), first)
+        for node in emitter.seen_sizes if emitter.capacity is not None else ():
+            ctx.missed(
+                "rows-not-rounded",
+                "the model sees how many rows these are: the number is not rounded to option 'capacity', and GE graphs "
+                "keep open sizes",
+                node,
+                "weigh rows by the mask instead of picking them: (loss * mask).sum() / mask.sum()",
+            )
 
 
 def _described(chosen: RowSet, count: Any, rows: Rows | None) -> str:
@@ -103,6 +114,11 @@ def _described(chosen: RowSet, count: Any, rows: Rows | None) -> str:
     kept = len(rows.rows(chosen))
     seen = f"{kept} of {total * columns} in the batch seen, {kept / max(total * columns, 1):.0%}"
     return f"{count} rows ({seen}): {chosen}"
+
+
+def _dummies(kept: int, size: int) -> str:
+    wasted = f"{size - kept} of them dummies, {(size - kept) / size:.0%}"
+    return f"{kept} rows of the batch seen are computed as {size}" + (f": {wasted}" if size > kept else "")
 
 
 def _rows_seen(program: Program, ctx: Context) -> Rows | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .capacity import Capacity
 from .errors import OptionError, did_you_mean
 from .instrument import Instrument
 from .lowering.target import find_target
@@ -20,7 +21,9 @@ SHADOW_CALLS = 3
 ON_ERROR = ("fallback", "raise")
 PADDED_OUTPUTS = ("strict", "unspecified")
 _EXPECTED = re.compile(r"\s*(?P<relation>>=|<=|==|>|<)?\s*(?P<count>\d+)\s*$")
-_ENVIRONMENT = ("target", "codegen", "pipeline", "dump", "verify", "on_error", "stop_after", "padded_outputs")
+_ENVIRONMENT = (
+    "target", "codegen", "pipeline", "dump", "verify", "on_error", "stop_after", "padded_outputs", "capacity",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Options:
 
     target: str = "cpu"  # who runs the graphs
     codegen: str | None = None  # code generator of the target; None: the target's default
+    target_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # settings that only this target has
     pipeline: Pipeline | None = None  # the whole pipeline; None: the target's default
     passes: tuple[Any, ...] = ()  # passes to add to the pipeline
     without: tuple[str, ...] = ()  # passes to leave out of it
@@ -38,6 +42,7 @@ class Options:
     expect: Mapping[str, str | int] = dataclasses.field(default_factory=dict)  # rewrites that must happen
     instruments: tuple[Instrument, ...] = ()  # your own watchers
     padded_outputs: str = "strict"  # or "unspecified": padded rows of returned tensors may hold anything
+    capacity: Any = None  # numbers of packed rows: None as they come, 64 in multiples, 'pow2', (256, 1024) in buckets
     stop_after: str | None = None  # 'pass' or 'pass:k': stop there, or after its k-th rewrite (bisection)
 
     @staticmethod
@@ -65,9 +70,11 @@ class Options:
     def __post_init__(self) -> None:
         target = find_target(self.target)
         self._set("codegen", target.check_codegen(self.codegen))
+        self._set("target_options", target.check_options(self.target_options))
         _one_of("verify", "shadow" if self.shadow() else self.verify, VERIFY)
         _one_of("on_error", self.on_error, ON_ERROR)
         _one_of("padded_outputs", self.padded_outputs, PADDED_OUTPUTS)
+        self._set("capacity", Capacity.read(self.capacity))
         pipeline = Pipeline.default(self.target) if self.pipeline is None else Pipeline.of(self.pipeline)
         extra = (self.passes,) if isinstance(self.passes, str) else tuple(self.passes)
         left_out = (self.without,) if isinstance(self.without, str) else tuple(self.without)

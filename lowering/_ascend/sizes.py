@@ -35,6 +35,7 @@ class Sizes:
 
     def apply(self, module: fx.GraphModule) -> None:
         """Each value of the graph is described in terms of the new symbols."""
+        _drop_promises(module.graph)
         _torch.propagate(module, self.mode, self.values)
 
     def tracing(self) -> AbstractContextManager[Any]:
@@ -87,6 +88,12 @@ class Sizes:
         if not isinstance(size, torch.SymInt):
             return size
         return _torch.symbolic_int(self.shapes, size.node.expr.xreplace(dict(self._pairs())))
+
+
+def _drop_promises(graph: fx.Graph) -> None:
+    """Bounds that a graph asserts, such as no more rows than the padded batch has: true of calls, not of examples."""
+    for node in reversed(graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default)):
+        graph.erase_node(node)
 
 
 def _sizes(value: Any) -> Sequence[Any]:

@@ -19,10 +19,12 @@ from ... import (
     _torch,
     kernels,  # noqa: F401  (defines the ops)
 )
+from ...capacity import Capacity
 from ...errors import PassError
 from ...graphs import tensor
 from ...prologue import add_input
 from ...provenance import line_of
+from ...specialize import ROUNDED
 from ...stats import PAIRS
 from .attention import Attention, Pairs
 from .axes import dim_of_cat, einsum_labels, reduced_dims, swapped
@@ -55,11 +57,15 @@ aten = torch.ops.aten
 
 
 class Emitter:
-    def __init__(self, graph: fx.Graph, analysis: DemandAnalysis, parity: bool = False) -> None:
+    def __init__(
+        self, graph: fx.Graph, analysis: DemandAnalysis, parity: bool = False, capacity: Capacity | None = None
+    ) -> None:
         self.graph, self.an, self.typing = graph, analysis, analysis.typing
+        self.capacity = capacity  # packed rows come in these sizes
         self.parity = parity  # draw dropout masks for padded values, and pack them
         self.placeholders = graph.find_nodes(op="placeholder")
-        self._sets: dict[tuple[Space, Terms | None], RowSet] = {}
+        self._sets: dict[tuple[Space, Terms | None, bool], RowSet] = {}
+        self.seen_sizes: list[fx.Node] = []  # whose number of rows the model sees, so that it is not rounded
         self._counts: dict[RowSet, Any] = {}
         self._twins: dict[tuple[fx.Node, RowSet], fx.Node] = {}
         self._home: dict[fx.Node, RowSet] = {}  # of values that live packed
@@ -83,10 +89,12 @@ class Emitter:
 
     # --- row sets ----------------------------------------------------------------------------------
 
-    def set_of(self, space: Space, terms: Terms | None) -> RowSet:
-        key = (space, terms)
+    def set_of(self, space: Space, terms: Terms | None, *, exact: bool = False) -> RowSet:
+        """`exact`: the number of rows may not be rounded."""
+        rounded = self.capacity is not None and not exact and self._known_count(space, terms) is None
+        key = (space, terms, rounded)
         if key not in self._sets:
-            self._sets[key] = RowSet(len(self._sets), space, terms)
+            self._sets[key] = RowSet(len(self._sets), space, terms, rounded)
         return self._sets[key]
 
     def home(self, node: fx.Node) -> RowSet:
@@ -99,16 +107,17 @@ class Emitter:
         if chosen not in self._counts:
             total = product(self.typing.axes.size(a) for a in chosen.space.axes)
             limit = total if isinstance(total, int) else None
-            self._counts[chosen] = self._known_count(chosen) or _torch.new_row_count(self.mode, limit)
+            known = self._known_count(chosen.space, chosen.terms)
+            self._counts[chosen] = known or _torch.new_row_count(self.mode, limit)
         return self._counts[chosen]
 
-    def _known_count(self, chosen: RowSet) -> Any:
+    def _known_count(self, space: Space, terms: Terms | None) -> Any:
         """All rows of a space; rows that the caller has packed keep the size they came with."""
-        if chosen.terms is None:
-            return self.fake_size(product(self.typing.axes.size(a) for a in chosen.space.axes))
-        if len(chosen.terms) != 1:
+        if terms is None:
+            return self.fake_size(product(self.typing.axes.size(a) for a in space.axes))
+        if len(terms) != 1:
             return None
-        (term,) = chosen.terms
+        (term,) = terms
         if not isinstance(term, Holding) or len(term.predicates) != 1:
             return None
         (predicate,) = term.predicates
@@ -158,26 +167,58 @@ class Emitter:
             self._recipes[node.name] = recipe
         return self._inputs[key]
 
-    def rows(self, chosen: RowSet) -> fx.Node:
+    def per_row(
+        self, name: str, key: Any, chosen: RowSet, recipe: Recipe, dtype: torch.dtype = torch.int64,
+        dummy: Callable[[Rows], int] | None = None,
+    ) -> fx.Node:  # fmt: skip
+        """One number per row of a set; a dummy row has the last row's, or its own."""
         self._needs(chosen)
-        return self.input("rows", ("rows", chosen), [self.count(chosen)], lambda r: r.rows(chosen))
+
+        def filled(r: Rows) -> torch.Tensor:
+            return r.filled(chosen, recipe(r), dummy(r) if dummy is not None else None)
+
+        node = self.input(name, key, [self.count(chosen)], filled, dtype)
+        node.meta[ROUNDED] = chosen.rounded
+        return node
+
+    def rows(self, chosen: RowSet) -> fx.Node:
+        return self.per_row("rows", ("rows", chosen), chosen, lambda r: r.rows(chosen))
 
     def columns(self, chosen: RowSet) -> fx.Node:
-        self._needs(chosen)
-        return self.input("columns", ("columns", chosen), [self.count(chosen)], lambda r: r.columns(chosen))
+        return self.per_row("columns", ("columns", chosen), chosen, lambda r: r.columns(chosen))
 
     def sequences(self, chosen: RowSet) -> fx.Node:
-        self._needs(chosen)
-        return self.input("sequences", ("sequences", chosen), [self.count(chosen)], lambda r: r.sequences(chosen))
+        return self.per_row("sequences", ("sequences", chosen), chosen, lambda r: r.sequences(chosen))
+
+    def dummies(self, chosen: RowSet) -> fx.Node:
+        """True for dummy rows."""
+        return self.per_row(
+            "dummies", ("dummies", chosen), chosen, lambda r: torch.zeros(len(r.rows(chosen)), dtype=torch.bool),
+            torch.bool, lambda r: True,
+        )  # fmt: skip
 
     def offsets(self, chosen: RowSet) -> fx.Node:
+        """Of real rows: dummies belong to no sequence."""
         self._needs(chosen)
-        count = self.fake_size(product(self.typing.axes.size(a) for a in chosen.space.sequence)) + 1
-        return self.input("offsets", ("offsets", chosen), [count], lambda r: r.offsets(chosen))
+        return self.input("offsets", ("offsets", chosen), [self._bounds(chosen)], lambda r: r.offsets(chosen))
+
+    def query_offsets(self, chosen: RowSet) -> fx.Node:
+        """Dummies are queries like the last row, in its sequence."""
+        if not chosen.rounded:
+            return self.offsets(chosen)
+        self._needs(chosen)
+
+        def recipe(r: Rows) -> torch.Tensor:
+            offsets = r.offsets(chosen)
+            return offsets.where(offsets < offsets[-1], r.size(chosen))
+
+        return self.input("query_offsets", ("query offsets", chosen), [self._bounds(chosen)], recipe)
+
+    def _bounds(self, chosen: RowSet) -> Any:
+        return self.fake_size(product(self.typing.axes.size(a) for a in chosen.space.sequence)) + 1
 
     def holding(self, chosen: RowSet, predicates: frozenset[Predicate]) -> fx.Node:
         """Where predicates hold, on the rows of a set."""
-        self._needs(chosen)
         self.need(*(p.node for p in predicates))
 
         def recipe(r: Rows) -> torch.Tensor:
@@ -186,12 +227,11 @@ class Emitter:
                 out = out & r.batch.holds(p, chosen.space)
             return out.flatten()[r.rows(chosen)]
 
-        return self.input("valid", ("valid", chosen, predicates), [self.count(chosen)], recipe, torch.bool)
+        return self.per_row("valid", ("valid", chosen, predicates), chosen, recipe, torch.bool)
 
     def map_to(self, source: RowSet, chosen: RowSet, zero_outside: bool = False) -> fx.Node:
         """For each row of a set, its place in another set of the same or a coarser space."""
         self._needs(source)
-        self._needs(chosen)
         relation = Projected(chosen.space, source.space)
 
         def recipe(r: Rows) -> torch.Tensor:
@@ -199,10 +239,10 @@ class Emitter:
             there = rows if source.space == chosen.space else relation.index(r.batch)[rows]
             if zero_outside:
                 places = r.places(source)[there]
-                return places.where(places >= 0, len(r.rows(source)))
+                return places.where(places >= 0, r.size(source))
             return r.found(source, there)
 
-        return self.input("map", ("map", source, chosen, zero_outside), [self.count(chosen)], recipe)
+        return self.per_row("map", ("map", source, chosen, zero_outside), chosen, recipe)
 
     def fake_size(self, value: Size) -> Any:
         """A size of fake tensors for an expression."""
@@ -328,11 +368,8 @@ class Emitter:
             return self.columns(chosen)
         if axes == space.sequence:
             return self.sequences(chosen)
-        self._needs(chosen)
         relation = Projected(space, Space(axes))
-        return self.input(
-            "part", ("part", chosen, axes), [self.count(chosen)], lambda r: relation.index(r.batch)[r.rows(chosen)]
-        )
+        return self.per_row("part", ("part", chosen, axes), chosen, lambda r: relation.index(r.batch)[r.rows(chosen)])
 
     def dense(self, node: fx.Node) -> fx.Node:
         """The padded value; rows that are not demanded are zero."""
@@ -341,9 +378,33 @@ class Emitter:
         if node not in self._dense:
             source = self._home[node]
             twin = self._twins[node, source]
-            total = self.size(product(self.typing.axes.size(a) for a in source.space.axes))
-            self._dense[node] = self.padded(self.call(SCATTER, twin, self.rows(source), total), node, source.space)
+            self._dense[node] = self.padded(self._scattered(twin, source, source.space.axes), node, source.space)
         return self._dense[node]
+
+    def _scattered(self, x: fx.Node, chosen: RowSet, axes: Sequence[int]) -> fx.Node:
+        """Rows of a set added up as rows over some of its axes; dummies go to one row more, which is cut off."""
+        by_sequence = tuple(axes) == chosen.space.sequence
+        total = product(self.typing.axes.size(a) for a in axes)
+        if not chosen.rounded:
+            index = self.sequences(chosen) if by_sequence else self.rows(chosen)
+            return self.call(SCATTER, x, index, self.size(total))
+
+        def rest(r: Rows) -> int:
+            sequences, columns = r.batch.extent(chosen.space)
+            return sequences if by_sequence else sequences * columns
+
+        real: Recipe = (lambda r: r.sequences(chosen)) if by_sequence else (lambda r: r.rows(chosen))
+        index = self.per_row("out", ("out", chosen, by_sequence), chosen, real, dummy=rest)
+        every = self.call(SCATTER, x, index, self.size(total + 1))
+        return self.call(aten.slice.Tensor, every, 0, 0, self.size(total))
+
+    def _without_dummies(self, x: fx.Node, chosen: RowSet, value: Any, dims: int) -> fx.Node:
+        """A packed value with another value on dummy rows; `dims` follow the rows."""
+        if not chosen.rounded:
+            return x
+        dummies = self.dummies(chosen)
+        dummies = self.reshape(dummies, [-1, *[1] * dims]) if dims else dummies
+        return self.call(aten.masked_fill.Scalar, x, dummies, value)
 
     def padded(self, x: fx.Node, node: fx.Node, space: Space) -> fx.Node:
         """(all rows of a space, kept dims) in the layout of a padded value."""
@@ -439,7 +500,7 @@ class Emitter:
 
     def _jagged_home(self, node: fx.Node, chosen: RowSet) -> RowSet:
         offsets = self.typing.offsets(arg(node, "offsets")[0])
-        return self.set_of(chosen.space, self.an.rows_where(chosen.space, [Within(offsets)]))
+        return self.set_of(chosen.space, self.an.rows_where(chosen.space, [Within(offsets)]), exact=True)
 
     def _emit(self, n: fx.Node, chosen: RowSet) -> fx.Node:
         name = op(n)
@@ -450,7 +511,8 @@ class Emitter:
             scores = self.packed(x, chosen)
             if tensor(x).dtype != tensor(n).dtype:  # type: ignore[union-attr]
                 scores = self.call(aten._to_copy.default, scores, dtype=tensor(n).dtype)  # type: ignore[union-attr]
-            return self.call(torch.ops.turbogr.segment_softmax.default, scores, self.offsets(chosen))
+            weights = self.call(torch.ops.turbogr.segment_softmax.default, scores, self.offsets(chosen))
+            return self.call(GATHER, weights, self._again(chosen)) if chosen.rounded else weights
         if name == "fbgemm::jagged_to_padded_dense":
             return self.dense(n.args[0])  # type: ignore[arg-type]
         move = self.an.move_of(n)
@@ -463,6 +525,10 @@ class Emitter:
             return rule(self, n, chosen)
         assert is_pointwise(n), name
         return self.pointwise(n, chosen)
+
+    def _again(self, chosen: RowSet) -> fx.Node:
+        """Each row's own place, and the last row's for dummies."""
+        return self.per_row("again", ("again", chosen), chosen, lambda r: torch.arange(len(r.rows(chosen))))
 
     def pointwise(self, n: fx.Node, chosen: RowSet) -> fx.Node:
         if op(n) == "dropout" and self.parity and arg(n, "train") and arg(n, "p"):
@@ -532,7 +598,6 @@ class Emitter:
             self._needs_relation(relation)
             if home is not None:
                 self._needs(home)
-        self._needs(chosen)
         relations = [r for _, r in move.parts]
 
         def recipe(r: Rows) -> torch.Tensor:
@@ -544,13 +609,13 @@ class Emitter:
                 local = there[hit]
                 out[hit] = start + (local if home is None else r.found(home, local))
                 total, columns = r.batch.extent(relation.into)
-                start += total * columns if home is None else len(r.rows(home))
+                start += total * columns if home is None else r.size(home)
             return out.where(out >= 0, start)
 
         if op(n) in ("constant_pad_nd", "pad"):
             arrays.append(self.call(aten.new_full.default, arrays[0], [1, *[self.size(s) for s in sizes]], move.fill))
         source = arrays[0] if len(arrays) == 1 else self.call(aten.cat.default, arrays)
-        index = self.input("moved", ("moved", n, chosen), [self.count(chosen)], recipe)
+        index = self.per_row("moved", ("moved", n, chosen), chosen, recipe)
         return self.call(GATHER, source, index)
 
     def _note_entry(self, x: fx.Node) -> None:
@@ -580,7 +645,7 @@ class Emitter:
             if predicate is not None:
                 space = an.space_of(n.args[0])
                 assert space is not None
-                return self.packed(n.args[0], self.set_of(space, an.rows_where(space, [predicate])))  # type: ignore[arg-type]
+                return self._counted(n, n.args[0], space, an.rows_where(space, [predicate]))  # type: ignore[arg-type]
         if op(n) == "getitem" and op(n.args[0]) == "fbgemm::dense_to_jagged" and n.args[1] == 0:
             return self._jagged(n)
         if n in an.pooled:
@@ -592,11 +657,18 @@ class Emitter:
             return self.padded(self.moved(n, move, self.set_of(move.out, None)), n, move.out)
         return None
 
+    def _counted(self, n: fx.Node, x: fx.Node, space: Space, terms: Terms) -> fx.Node:
+        """Rows of a value as the model's own tensor, whose size is their number."""
+        self.seen_sizes.append(n)
+        return self.packed(x, self.set_of(space, terms, exact=True))
+
     def _loss(self, n: fx.Node, rows: Terms) -> fx.Node:
         space = self.an.space_of(n.args[0])
         assert space is not None
         chosen = self.set_of(space, rows)
         scores, target = (self.packed(x, chosen) for x in n.args[:2])  # type: ignore[arg-type]
+        dims = len(self.kept(n.args[1], space.axes))  # type: ignore[arg-type]
+        target = self._without_dummies(target, chosen, arg(n, "ignore_index"), dims)
         return self.call(n.target, scores, target, *n.args[2:], **n.kwargs)
 
     def _jagged(self, n: fx.Node) -> fx.Node | None:
@@ -605,30 +677,50 @@ class Emitter:
         space = self.an.space_of(x)
         if space is None or not self.an.is_jagged(space, offsets):
             return None
-        return self.packed(x, self.set_of(space, self.an.rows_where(space, [Within(offsets)])))
+        return self._counted(n, x, space, self.an.rows_where(space, [Within(offsets)]))
 
     def _summed(self, n: fx.Node) -> fx.Node:
         """A sum or mean over columns of a value that is zero on the rows that were left out."""
         x: Any = n.args[0]
         chosen = self._home[x] if x in self._home else self.home(x)
-        y = self.packed(x, chosen)
         axes, gone = chosen.space.axes, reduced_dims(n)
+        lost = {a for d in gone for a in self.typing.atoms(x)[d]}
+        whole = set(chosen.space.sequence) <= lost
+        y = self._silenced(x, chosen) if whole and chosen.rounded else self.packed(x, chosen)
         others = [self.position(x, d, chosen) for d, _ in self.kept(x, axes) if d in gone]
         dtype = {"dtype": arg(n, "dtype")} if arg(n, "dtype") is not None else {}
         if others:
             y = self.call(aten.sum.dim_IntList, y, others, **dtype)
-        lost = {a for d in gone for a in self.typing.atoms(x)[d]}
-        if set(chosen.space.sequence) <= lost:
+        if whole:
             y = self.call(aten.sum.dim_IntList, y, [0], **dtype)
         else:
-            total = self.size(product(self.typing.axes.size(a) for a in chosen.space.sequence))
             y = self.call(aten.to.dtype, y, dtype["dtype"]) if dtype else y
-            y = self.call(SCATTER, y, self.sequences(chosen), total)
+            y = self._scattered(y, chosen, chosen.space.sequence)
         if op(n) == "mean":
             y = self.call(aten.div.Tensor, y, self.size(product(shape(x)[d] for d in gone)))
-        if set(chosen.space.sequence) <= lost:
+        if whole:
             return self.reshape(y, shape(n))
         return self.padded(y, n, Space(chosen.space.sequence))
+
+    def _silenced(self, x: fx.Node, chosen: RowSet) -> fx.Node:
+        """A value that is zero on dummy rows. Of a loss times its weight the weight is: `fuse-loss` knows such sums."""
+        dims = len(self.kept(x, chosen.space.axes))
+        sides: list[Any] = [a for a in x.args[:2] if is_tensor(a)] if op(x) == "mul" else []
+        weights = [a for a in sides if a not in self.an.meanings.tainted and self._one_per_row(a, x, chosen)]
+        if len(sides) == 2 and len(weights) == 1:
+            other = sides[1 - sides.index(weights[0])]
+            share = self._without_dummies(self.packed(weights[0], chosen), chosen, 0, 0)
+            share = self.reshape(share, [-1, *[1] * dims]) if dims else share
+            return self.call(x.target, self.operand(other, x, chosen), share)
+        if dims or not tensor(x).is_floating_point():  # type: ignore[union-attr]
+            return self._without_dummies(self.packed(x, chosen), chosen, 0, dims)
+        return self.call(
+            aten.mul.Tensor, self.packed(x, chosen), self.call(aten.logical_not.default, self.dummies(chosen))
+        )
+
+    def _one_per_row(self, x: fx.Node, like: fx.Node, chosen: RowSet) -> bool:
+        axes = chosen.space.axes
+        return not self.kept(x, axes) and any(a in axes for a in self.typing.flat(x)) and rank_of(x) == rank_of(like)
 
     def _pooled(self, n: fx.Node) -> fx.Node:
         pool = self.an.pooled[n]
@@ -643,8 +735,7 @@ class Emitter:
         row = "".join(c for c, d in zip(out, self.typing.atoms(n), strict=True) if not set(d) & set(axes))
         equation = f"{letters(p, left)},{letters(v, right)}->T{row}"
         y = self.call(aten.einsum.default, equation, [self.packed(left, chosen), self.packed(right, chosen)])
-        total = self.size(product(self.typing.axes.size(a) for a in pool.space.sequence))
-        return self.padded(self.call(SCATTER, y, self.sequences(chosen), total), n, Space(pool.space.sequence))
+        return self.padded(self._scattered(y, chosen, pool.space.sequence), n, Space(pool.space.sequence))
 
     # --- attention ---------------------------------------------------------------------------------
 
@@ -667,7 +758,7 @@ class Emitter:
             else None
         )
         pair = self.call(
-            torch.ops.turbogr.jagged_attention.default, q, k, v, self.offsets(queries), self.offsets(keys),
+            torch.ops.turbogr.jagged_attention.default, q, k, v, self.query_offsets(queries), self.offsets(keys),
             self.columns(queries), self.columns(keys), valid, mask, *bias, seed,
             a.activation, a.scale, a.post_scale, a.least, a.most, a.dropout,
         )  # fmt: skip
@@ -809,7 +900,7 @@ class Emitter:
         program = Program(
             subgraph(original, [copies[n] for n in order]), order, self.typing, size_symbols(self.placeholders),
             self._recipes, self._checks, list(self.an.meanings.speculations.values()), list(self._sets.values()),
-            list(self._entries.items()), self._promised(),
+            list(self._entries.items()), self._promised(), self.capacity,
         )  # fmt: skip
         for node in self._inputs.values():
             node.meta["turbogr_provider"] = program.provider(node.name)

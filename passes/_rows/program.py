@@ -15,7 +15,8 @@ import sympy
 import torch
 from torch import fx
 
-from ...prologue import Call, Unprovable
+from ...capacity import Capacity
+from ...prologue import Call, Unprovable, reading
 from .attention import Attention
 from .axes import Typing
 from .meaning import Speculation, only
@@ -33,6 +34,7 @@ class RowSet:
     number: int
     space: Space
     terms: Terms | None
+    rounded: bool = False  # dummy rows may follow (capacity.py)
 
     def __str__(self) -> str:
         return "all rows" if self.terms is None else " | ".join(sorted(map(str, self.terms)))
@@ -43,6 +45,7 @@ class Rows:
     """The row sets of one batch."""
 
     batch: Batch
+    capacity: Capacity | None = None
     _rows: dict[RowSet, torch.Tensor] = field(default_factory=dict)
     _places: dict[RowSet, torch.Tensor] = field(default_factory=dict)
 
@@ -66,6 +69,24 @@ class Rows:
     def offsets(self, chosen: RowSet) -> torch.Tensor:
         count = self.mask(chosen).sum(1).cumsum(0)
         return torch.cat([count.new_zeros(1), count])
+
+    def size(self, chosen: RowSet) -> int:
+        """Number of rows in the packed graph, dummies included."""
+        kept = len(self.rows(chosen))
+        if not chosen.rounded or self.capacity is None:
+            return kept
+        size = self.capacity.rounded(kept)
+        if size is None:
+            raise Unprovable(f"more rows matter than the largest bucket of option 'capacity' ({self.capacity}) holds")
+        total, columns = self.batch.extent(chosen.space)
+        return min(size, total * columns)
+
+    def filled(self, chosen: RowSet, values: torch.Tensor, dummy: int | None = None) -> torch.Tensor:
+        """One value per row, and one per dummy: the last row's again, or a number."""
+        count = self.size(chosen) - len(values)
+        if not count:
+            return values
+        return torch.cat([values, values[-1:].expand(count) if dummy is None else values.new_full((count,), dummy)])
 
     def places(self, chosen: RowSet) -> torch.Tensor:
         """Where each row of the space is in the set; -1 where it is not."""
@@ -145,9 +166,15 @@ class Program:
     sets: list[RowSet]
     entries: list[tuple[int, str]]  # padded floating-point inputs, which must be finite
     promised: dict[RowSet, Size]  # numbers of rows that the graph was made for
+    capacity: Capacity | None = None
 
     def provider(self, name: str) -> Callable[[Call], torch.Tensor]:
-        return lambda call: call.once(self, lambda: self.run(call.inputs))[name]
+        return reading(lambda call: call.once(self, lambda: self.run(call.inputs))[name], self.reads())
+
+    def reads(self) -> set[int]:
+        """Inputs of the graph that rows depend on."""
+        used = {i for i, n in enumerate(self.nodes.graph.find_nodes(op="placeholder")) if n.users}
+        return used | {i for i, _ in self.symbols.values()} | {i for i, _ in self.entries}
 
     __hash__ = object.__hash__
 
@@ -171,13 +198,14 @@ class Program:
             for index, name in self.entries:
                 if not bool(torch.isfinite(inputs[index]).all()):
                     raise Unprovable(f"%{name} holds values that are not finite, which pads may spread")
-            rows = Rows(batch)
+            rows = Rows(batch, self.capacity)
             for chosen in self.sets:
                 kept = len(rows.rows(chosen))
                 if kept == 0:
                     raise Unprovable("no row of this batch matters")
                 if chosen in self.promised and batch.number(self.promised[chosen]) != kept:
                     raise Unprovable("the offsets of packed rows are not those of the rows that are there")
+                rows.size(chosen)
             for check in self.checks:
                 check.check(rows)
             return rows
