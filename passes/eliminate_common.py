@@ -11,7 +11,7 @@ from torch import fx
 from .. import _torch
 from ..catalogue import register
 from ..context import Context
-from ..graphs import regions, returned, sizes_from
+from ..graphs import is_collective, regions, returned, sizes_from
 from ..pass_base import Pass, Phase
 
 
@@ -44,6 +44,9 @@ def _mergeable(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     if _torch.is_random(node) or node.is_impure() or not _torch.is_functional(node):
+        return False
+    # Another rank may not find its two calls equal, and would wait for the second for ever.
+    if is_collective(node):
         return False
     # One arange may index the batch and another the positions where the sizes coincide: kept apart, so that what an
     # axis means can be told from where it is used.

@@ -8,6 +8,7 @@ from torch import fx
 
 from ..catalogue import register
 from ..context import Context
+from ..graphs import is_collective
 from ..pass_base import Pass, Phase
 
 
@@ -25,7 +26,7 @@ class EliminateDeadCode(Pass):
     def run(self, graph: fx.Graph, ctx: Context) -> None:
         for node in reversed(graph.nodes):
             # fx calls random ops impure: dropping one would shift the numbers that later ops draw.
-            if node.users or node.op in ("placeholder", "output") or node.is_impure():
+            if node.users or node.op in ("placeholder", "output") or node.is_impure() or is_collective(node):
                 continue
             with ctx.rewrite("dead", node):
                 graph.erase_node(node)

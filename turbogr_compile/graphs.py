@@ -16,6 +16,8 @@ _MAYBE_VIEWS = {aten.reshape.default, aten.contiguous.default, aten.to.dtype, at
 _ON_MEMORY = {
     aten.as_strided.default, aten.as_strided_scatter.default, aten.view_as_complex.default, aten.view.dtype,
 }  # fmt: skip
+_COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
+_WAITS = ("wait_tensor", "_wrap_tensor_autograd")
 _MODES = {"_enter_autocast", "_exit_autocast", "_set_grad_enabled"}
 
 
@@ -81,3 +83,18 @@ def tensor(node: Any) -> torch.Tensor | None:
     """Fake value of a node that is one tensor."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Starts an exchange with other ranks, which must do the same in the same order: never dropped, merged or moved
+    past another one."""
+    return _of_collectives(node) and node.target.overloadpacket.__name__ not in _WAITS  # type: ignore[union-attr]
+
+
+def is_wait(node: fx.Node) -> bool:
+    """Waits for a collective; its value is what the others may read."""
+    return _of_collectives(node) and node.target.overloadpacket.__name__ == "wait_tensor"  # type: ignore[union-attr]
+
+
+def _of_collectives(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _COLLECTIVES

@@ -22,13 +22,14 @@ from .pass_base import Pass, Phase
 from .pipeline import Item, Repeat
 from .provenance import line_of, line_of_error
 from .remarks import Remark, RemarkKind, warn
+from .streams import stream_of
 
 log = logging.getLogger("turbogr_compile.pipeline")
 Fingerprint = list[Any]
 
 
 def fingerprint(graph: fx.Graph) -> Fingerprint:
-    """What the graph computes, names aside; equal fingerprints mean that nothing changed."""
+    """What the graph computes and on which streams, names aside; equal fingerprints mean that nothing changed."""
     place = {n: i for i, n in enumerate(graph.nodes)}
 
     def plain(argument: Any) -> Any:
@@ -43,7 +44,10 @@ def fingerprint(graph: fx.Graph) -> Fingerprint:
         # Text keeps 1, 1.0 and True apart, and nan equal to itself.
         return repr(argument)
 
-    return [(n.op, n.target if n.op != "placeholder" else "", plain(n.args), plain(n.kwargs)) for n in graph.nodes]
+    return [
+        (n.op, n.target if n.op != "placeholder" else "", plain(n.args), plain(n.kwargs), stream_of(n))
+        for n in graph.nodes
+    ]
 
 
 class Manager:

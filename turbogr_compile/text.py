@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from .provenance import Origin, UserLine, line_of
+from .streams import stream_of
 
 DTYPES = {
     torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64",
@@ -95,6 +96,8 @@ def node_text(node: fx.Node, sources: bool = True) -> str:
     if node.op == "get_attr":
         return f"{name} = constant {node.target}"
     text = f"{name} = {target_text(node)}({args_text(node)})"
+    if stream := stream_of(node):
+        text += f" [stream={stream}]"
     origin = node.meta.get("turbogr")
     if sources and isinstance(origin, Origin) and origin.sources:
         text += "      ← " + " ".join(f"%{s}" for s in origin.sources)

@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 
+from .exchanges import run_without_npu
+
 aten = torch.ops.aten
 
 
 def register(torchair: ModuleType) -> None:
     from torchair._ge_concrete_graph import ge_apis as ge
 
+    run_without_npu()
     converter = torchair.register_fx_node_ge_converter
 
     @converter(aten.silu_backward.default)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import _torch
+from .exchanges import collectives
 
 aten = torch.ops.aten
 
@@ -37,6 +38,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.roll.default: roll,
         aten.xlogy.Tensor: xlogy,
         aten.nan_to_num.default: nan_to_num,
+        **collectives(),
     }
 
 

@@ -5,4 +5,5 @@ from __future__ import annotations
 from ..cpu import PACKING
 
 # Only what has an AscendC kernel is fused into one op.
-DEFAULT_PIPELINE = f"{PACKING}, narrow-attention, fuse-norm-gate, fuse-embedding, eliminate-dead-code, keep-transposes"
+FUSION = "narrow-attention, fuse-norm-gate, fuse-embedding"
+DEFAULT_PIPELINE = f"{PACKING}, {FUSION}, eliminate-dead-code, label-streams, keep-transposes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from .... import _torch
 from ..graph import GraphError, Node
 from .registry import Tensor, integers, kernel
 
@@ -13,8 +14,6 @@ _OPERATIONS = {"sum": "SUM", "max": "MAX", "min": "MIN", "prod": "PRODUCT"}
 
 def group_of(node: Node) -> dist.ProcessGroup:
     """From 'tag=…;rank_list=0,1', which is how torchair writes down a group of CPU processes."""
-    from torch.distributed.distributed_c10d import _find_pg_by_ranks_and_tag
-
     if not dist.is_initialized():
         raise GraphError(f"{node} needs a process group\n  try: torch.distributed.init_process_group('gloo') first")
     name = node.attribute("group", "")
@@ -22,7 +21,7 @@ def group_of(node: Node) -> dist.ProcessGroup:
     if "rank_list" not in parts:
         raise GraphError(f"{node}: {name!r} names no group of processes that can be found here")
     ranks = [int(rank) for rank in parts["rank_list"].split(",")]
-    group = _find_pg_by_ranks_and_tag(parts.get("tag", ""), ranks)
+    group = _torch.group_of(parts.get("tag", ""), ranks)
     if group is None:
         raise GraphError(f"{node}: there is no process group of ranks {ranks} with tag {parts.get('tag', '')!r}")
     return group
