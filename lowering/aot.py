@@ -11,7 +11,7 @@ from .. import _torch
 from ..pass_base import Role
 from .target import Hooks
 
-GraphCompiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+GraphCompiler = Callable[[fx.GraphModule, Sequence[Any], Role], Callable[..., Any]]
 
 
 def aot(
@@ -24,10 +24,10 @@ def aot(
 ) -> Callable[..., Any]:
     """Forward and backward graphs through the compiler's passes and then `compile_graph` (boxed)."""
 
-    def compiler(role: Role) -> GraphCompiler:
+    def compiler(role: Role) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
         def run(graph: fx.GraphModule, values: Sequence[Any]) -> Callable[..., Any]:
             hooks.post_grad(graph, role, values)
-            return compile_graph(graph, values)
+            return compile_graph(graph, values, role)
 
         return run
 

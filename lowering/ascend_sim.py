@@ -6,20 +6,23 @@ run on an NPU. It is a way to test, and slow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import fx
 
 from ._ascend.pipeline import DEFAULT_PIPELINE
+from ._ascend.settings import Settings
 from .target import BaseTarget, Hooks, Missing
 
 
 @dataclass(frozen=True)
 class AscendSim(BaseTarget):
+    static_shapes: ClassVar[bool] = True
+
     def missing(self, codegen: str) -> list[Missing]:
         from ._ge.torchair import find
 
@@ -27,11 +30,23 @@ class AscendSim(BaseTarget):
             return [Missing("torchair", "turbogr doctor --fetch-torchair")]
         return []
 
+    def check_options(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        return Settings.read(given, self.name).given()
+
+    def locate(self, run: Callable[[], Any]) -> str:
+        """The first GE node that computes something else than the FX node it was made from."""
+        from ._ge.bisect import comparing
+
+        with comparing() as differences:
+            run()
+        if differences:
+            return f"first difference between a GE graph and its FX graph:\n{differences[0]}"
+        return "every GE graph computes what its FX graph does: the difference is older than these graphs"
+
     def lower(self, module: fx.GraphModule, inputs: Sequence[Any], codegen: str, hooks: Hooks) -> Callable[..., Any]:
         from ._ascend.compile import lower
 
-        torchair = _simulator()
-        return lower(torchair, torchair.CompilerConfig(), module, inputs, hooks)
+        return lower(_simulator(), Settings.read(hooks.target_options), module, inputs, hooks, simulated=True)
 
 
 @lru_cache(maxsize=1)

@@ -21,7 +21,7 @@ from .target import BaseTarget, Hooks, Missing
 aten = torch.ops.aten
 # What every target profits from; then, for this one, what puts the graph into its C++ kernels.
 PACKING = "remove-noops, fold-views, pack-rows, fold-masks, eliminate-common, simplify-masks, recognize-activations"
-FUSION = "fuse-loss, fuse-silu-split, fuse-norm-gate, fuse-embedding"
+FUSION = "fuse-sampling, fuse-loss, fuse-silu-split, fuse-norm-gate, fuse-embedding"
 DEFAULT_PIPELINE = f"{PACKING}, {FUSION}, eliminate-dead-code"
 
 
@@ -42,7 +42,7 @@ class Cpu(BaseTarget):
 def _aten(module: fx.GraphModule, inputs: Sequence[Any], hooks: Hooks) -> Callable[..., Any]:
     """Each ATen op by its own kernel: compiles at once, and loses nothing where large kernels dominate."""
 
-    def compile_graph(graph: fx.GraphModule, values: Sequence[Any]) -> Callable[..., Any]:
+    def compile_graph(graph: fx.GraphModule, values: Sequence[Any], role: Role) -> Callable[..., Any]:
         # Kernels may return other strides than their fake twins promise; then a view is not possible, a reshape is.
         for node in graph.graph.nodes:
             if node.target in (aten.view.default, aten._unsafe_view.default):

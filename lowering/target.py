@@ -9,16 +9,17 @@ from __future__ import annotations
 import importlib
 import logging
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import fx
 
 from ..errors import OptionError, TargetError, did_you_mean
 from ..pass_base import Phase, Role, Vocabulary
+from ..remarks import Remark
 
 log = logging.getLogger("turbogr_compile.target")
 GROUP = "turbogr.targets"
@@ -38,7 +39,19 @@ class Hooks(Protocol):
         """Somebody looks at the graphs: every pass must really run, compiled results from a cache must not skip it."""
         ...
 
+    @property
+    def target_options(self) -> Mapping[str, Any]:
+        """What the user set for this target alone, as its `check_options` returned it."""
+        ...
+
     def joint(self, module: fx.GraphModule) -> None: ...
+
+    def tell(self, role: Role, remarks: Sequence[Remark], texts: Mapping[str, str]) -> None:
+        """What lowering has to say about the graph of this role, and texts to lie beside its dump, by name.
+
+        At any time after `post_grad`, also when the compiled graph runs.
+        """
+        ...
 
     def post_grad(self, module: fx.GraphModule, role: Role, inputs: Sequence[Any]) -> None:
         """Run POST_GRAD, then LOWERING passes, in place."""
@@ -76,6 +89,7 @@ class BaseTarget:
     summary: str
     codegens: tuple[str, ...]
     default_pipeline: str
+    static_shapes: ClassVar[bool] = False  # with option `capacity`: one graph per combination of sizes
 
     def check_codegen(self, codegen: str | None) -> str:
         if codegen is None:
@@ -98,6 +112,22 @@ class BaseTarget:
     def missing(self, codegen: str) -> list[Missing]:
         return []
 
+    def check_options(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`target_options` as plain data, checked; an OptionError names what the target does not take."""
+        if not isinstance(given, Mapping):
+            raise OptionError(f"option 'target_options' takes a mapping of names to values, got {given!r}")
+        if given:
+            names = ", ".join(repr(name) for name in given)
+            raise OptionError(f"target '{self.name}' has no target_options, and got {names}; 'ascend' has some")
+        return {}
+
+    def locate(self, run: Callable[[], Any]) -> str:
+        """For a result that is wrong: `run` makes it again; says where the target's own work first goes wrong.
+
+        '' where the target cannot tell.
+        """
+        return ""
+
     def vocabulary(self, phase: Phase, codegen: str | None) -> Vocabulary:
         """What graphs of this phase are made of on the road of this target."""
         apart = {} if phase is Phase.PRE_GRAD else self.decompositions(self.check_codegen(codegen))
@@ -115,7 +145,8 @@ class BaseTarget:
         lacking = self.missing(codegen)
         if lacking:
             lines = "".join(f"\n  {m.what}: {m.remedy}" for m in lacking)
-            raise TargetError(f"target '{self.name}' with codegen '{codegen}' cannot run here{lines}")
+            instead = "" if self.name == "cpu" else "\n  instead: target='cpu' needs none of it"
+            raise TargetError(f"target '{self.name}' with codegen '{codegen}' cannot run here{lines}{instead}")
 
 
 def target_names() -> list[str]:

@@ -6,6 +6,7 @@ remark says why.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,7 +26,10 @@ from .normal import normalize
 from .options import Options
 from .pass_base import Phase, Role
 from .remarks import Remark, RemarkKind
+from .runtime.ahead import Foresight
+from .runtime.draws import Seeds
 from .shadow import Shadow
+from .specialize import Specialized, is_rounded, open_size
 from .tracing import TorchTrace
 from .verify import Verifier
 
@@ -50,6 +54,7 @@ class Compilation:
         self.instruments = [*([self.shadow] if self.shadow else []), *instruments_for(options)]
         self.stats = prologue.RunStatistics(graph_id)
         self.examples: list[Any] | None = None
+        self.lowering: dict[Role, GraphRun] = {}  # the last run of passes over the graph of each role
 
     def _shadow(self) -> Shadow | None:
         calls, comparable = self.options.shadow(), self.options.padded_outputs == "strict"
@@ -58,6 +63,10 @@ class Compilation:
     @property
     def key(self) -> str:
         return cache_key(self.options)
+
+    @property
+    def target_options(self) -> Mapping[str, Any]:
+        return self.options.target_options
 
     @property
     def watched(self) -> bool:
@@ -79,9 +88,26 @@ class Compilation:
         added = prologue.providers(module.graph)
         inputs = [*inputs, *prologue.fake_values(module.graph)]
         original = prologue.original_of(module)
-        compiled = self.target.lower(module, inputs, self.options.codegen, self)
-        run = prologue.with_prologue(compiled, added, original, self.stats)
-        return self.shadow.watch(run, compiled, added, module, self.stats) if self.shadow else run
+        seeds = Seeds(prologue.draws(added))
+        foresight = Foresight(module.graph, added, self.stats, seeds)
+        compiled = self._specialized(module) or self.target.lower(module, inputs, self.options.codegen, self)
+        values = compiled.checking(foresight) if isinstance(compiled, Specialized) else foresight
+        run = prologue.with_prologue(compiled, added, original, self.stats, seeds, values)
+        if self.shadow is None:
+            return run
+        return self.shadow.watch(run, compiled, added, module, self.stats, self.target.locate)
+
+    def _specialized(self, module: fx.GraphModule) -> Specialized | None:
+        """Static shapes, where the target wants them and sizes are rounded."""
+        if not self.target.static_shapes or not is_rounded(module.graph) or open_size(module.graph) is not None:
+            return None
+
+        def lower(name: str, special: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            variant = copy.copy(self)
+            variant.graph_id, variant.lowering = f"{self.graph_id}-{name}", {}
+            return self.target.lower(special, inputs, self.options.codegen or "", variant)
+
+        return Specialized(module, lower, raises=self.options.on_error == "raise")
 
     def _lower_refused(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """A graph that neither capture nor the target can take runs as Dynamo made it."""
@@ -107,7 +133,16 @@ class Compilation:
             return  # the same graph as after POST_GRAD: nothing to show twice
         if phase is not Phase.PRE_GRAD and self.options.plan().ordered(phase):
             normalize(module.graph, phase)  # capture has done so already for PRE_GRAD
-        Manager(self._graph_run(phase, role, module, inputs), self.instruments).run_all()
+        run = self._graph_run(phase, role, module, inputs)
+        if phase in (Phase.POST_GRAD, Phase.LOWERING):
+            self.lowering[role] = run
+        Manager(run, self.instruments).run_all()
+
+    def tell(self, role: Role, remarks: Sequence[Remark], texts: Mapping[str, str]) -> None:
+        for remark in remarks:
+            log.log(logging.WARNING if remark.kind is RemarkKind.MISSED else logging.DEBUG, "%s", remark)
+        for instrument in self.instruments:
+            instrument.lowered(self.lowering[role], remarks, texts)
 
     def _graph_run(self, phase: Phase, role: Role, module: fx.GraphModule, inputs: Any) -> GraphRun:
         name = f"{self.graph_id}-{role.value}" + ("-lowering" if phase is Phase.LOWERING else "")

@@ -46,6 +46,7 @@ def key_parts(options: Options) -> dict[str, Any]:
         "stop_after": options.stop_after,
         "target": options.target,
         "codegen": options.codegen,
+        "target_options": dict(options.target_options),
         "sources": {m: _digest(m) for m in sorted({*_compiler(), *_closure(passes)})},
         "torch": torch.__version__,
         "turbogr": _version("turbogr"),

@@ -1,4 +1,4 @@
-"""The command line: explain, passes, run, diff, bisect, view, cost, doctor."""
+"""The command line: explain, passes, run, diff, bisect, view, cost, simulate, doctor."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ from .provenance import line_of_error
 from .record import snapshot_text
 from .recording import pipeline_order
 from .report import report_text
+from .simulate import add_arguments as _simulate_arguments
+from .simulate import simulate
 from .svg import order_svg
 from .text import diff_text, table
 from .view import write_view
@@ -104,6 +106,8 @@ def _model_arguments(command: argparse.ArgumentParser, needed: bool = True) -> N
     command.add_argument("--without", action="append", default=[], metavar="PASS", help="leave a pass out of it")
     command.add_argument("--target", help="default: cpu")
     command.add_argument("--codegen", help="code generator of the target")
+    command.add_argument("--target-option", action="append", default=[], metavar="NAME=VALUE",
+                         help="a setting that only this target has, e.g. oo_level=O1")  # fmt: skip
     command.add_argument("--verify", help="off, fast, strict, numeric or shadow[:calls]")
     command.add_argument("--dynamic", action="store_true", help="symbolic sizes")
     command.add_argument("--stop-after", metavar="PASS[:K]", help="stop after a pass, or after its k-th rewrite")
@@ -117,7 +121,22 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
         load_module(module)
     given = {k: v for k in _OF_COMPILE if (v := getattr(options, k)) not in (None, [])}
     given |= {"passes": options.add} if options.add else {}
+    given |= {"target_options": _target_options(options.target_option)} if options.target_option else {}
     return given | ({"dynamic": True} if options.dynamic else {})
+
+
+def _target_options(given: Sequence[str]) -> dict[str, Any]:
+    """'oo_level=O1' is a text; true, false and numbers are what they look like."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise OptionError(f"--target-option takes NAME=VALUE, got {text!r}")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 def _again(options: argparse.Namespace) -> str:
@@ -125,16 +144,16 @@ def _again(options: argparse.Namespace) -> str:
     words = ["turbogr", "run", options.model]
     for name in ("inputs", "pipeline", "target", "codegen", "verify"):
         words += [f"--{name}", value] if (value := getattr(options, name)) else []
-    for name in ("add", "without", "load"):
+    for name in ("target_option", "add", "without", "load"):
         for value in getattr(options, name):
-            words += [f"--{name}", value]
+            words += [f"--{name.replace('_', '-')}", value]
     return shlex.join(words + ["--dynamic"] * options.dynamic + ["--no-backward"] * options.no_backward)
 
 
 def _explain_arguments(command: argparse.ArgumentParser) -> None:
     _model_arguments(command)
     command.add_argument("--rule", metavar="NAME", help="show this pass or rule only")
-    command.add_argument("--notes", action="store_true", help="also show what passes noted: rows, masks, attention ...")
+    command.add_argument("--notes", action="store_true", help="also show what passes and targets noted, such as rows")
     command.add_argument("--html", metavar="DIR", type=Path, help="also write dumps and the viewer page there")
 
 
@@ -202,6 +221,8 @@ def _notes(records: list[dict[str, Any]]) -> Iterator[str]:
         for step in record["steps"]:
             for name, text in step.get("notes", {}).items():
                 yield f"{record['graph']} {step['name']}: {name}\n{text}"
+        for name, text in record.get("texts", {}).items():
+            yield f"{record['graph']} target {record['target']}: {name}\n{text}"
 
 
 def _only(record: dict[str, Any], rule: str | None) -> dict[str, Any]:
@@ -435,11 +456,18 @@ def _passes_of_program(command: list[str], environment: dict[str, str], folder: 
     return [p["name"] for p in ordered if p["present"]]
 
 
-# --- cost, doctor --------------------------------------------------------------------------------------
+# --- cost, simulate, doctor --------------------------------------------------------------------------------------
 
 
 def _cost(options: argparse.Namespace) -> int:
     _print(options, *cost(options))
+    return 0
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    with progress("simulating"):
+        data, text = simulate(options)
+    _print(options, data, text)
     return 0
 
 
@@ -465,5 +493,6 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str, Arguments]] 
     "bisect": (_bisect, "find the pass and the rewrite that changed the numbers", _bisect_arguments),
     "view": (_view, "write the viewer page of a dump directory", _view_arguments),
     "cost": (_cost, "what the AscendC kernels would take on an NPU, projected from a run in the twin", _cost_arguments),
+    "simulate": (_simulate, "what a job would do on up to 1024 devices; simulated, not measured", _simulate_arguments),
     "doctor": (_doctor, "what is installed, which targets can run here, what is missing", _doctor_arguments),
 }

@@ -7,6 +7,7 @@
         000-input.txt
         003-fuse-rms-norm.txt  only passes that changed the graph; number = position in the pipeline
         003-fuse-rms-norm.diff, .json, .svg, .dot
+        009-ge-graph.txt       what the target was given, where it says so; a number after all passes
         summary.txt            every pass, also unchanged, skipped and failed ones, and why
         record.json            all of it as data
         repro.py               the input graph and the pipeline, runnable
@@ -19,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -32,8 +34,8 @@ from .files import replace_file
 from .instrument import GraphRun, Step
 from .options import Options
 from .record import snapshot_text
-from .recording import UnobtrusiveRecording
-from .remarks import warn
+from .recording import UnobtrusiveRecording, add_lowered
+from .remarks import Remark, warn
 from .report import step_header, summary_text
 from .reproduce import repro_source
 from .text import diff_text
@@ -74,6 +76,9 @@ class Dump(UnobtrusiveRecording):
         super().finish(run)
         if self.records:
             self._write(self.records.pop())
+
+    def lowered(self, run: GraphRun, remarks: Sequence[Remark], texts: Mapping[str, str]) -> None:
+        self.guarded(lambda: self.directory.add(run.name, remarks, texts))
 
     def _write(self, record: dict[str, Any]) -> None:
         self.guarded(lambda: self.directory.write(record, self._repro, self.options))
@@ -140,8 +145,22 @@ class DumpDirectory:
         for step in record["steps"]:
             for name, text in step.get("notes", {}).items():
                 self._file(folder / f"{step['number']:03d}-{step['name']}.{name}.txt", text)
-        self._file(folder / "summary.txt", summary_text(record))
         self._file(folder / "repro.py", repro)
+        self._write_end(folder, record)
+
+    def add(self, graph: str, remarks: Sequence[Remark], texts: Mapping[str, str]) -> None:
+        """What the target says of a graph that is written already."""
+        folder = self.folder / (graph if self.names[graph] < 2 else f"{graph}-{self.names[graph]}")
+        if not (folder / "record.json").is_file():
+            return
+        record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+        add_lowered(record, remarks, texts)
+        for name, text in texts.items():
+            self._file(folder / f"{len(record['steps']):03d}-{name}.txt", text)
+        self._write_end(folder, record)
+
+    def _write_end(self, folder: Path, record: dict[str, Any]) -> None:
+        self._file(folder / "summary.txt", summary_text(record))
         self._file(folder / "record.json", json.dumps(record, separators=(",", ":")))
         self._file(self.folder / "files.json", json.dumps(sorted(set(self.files))), listed=False)
         write_view(self.root)
@@ -183,7 +202,12 @@ def run_facts(options: Options) -> dict[str, Any]:
         "torch": torch.__version__,
         "pipeline": options.plan().spec,
         "key": cache_key(options),
-        "options": {"target": options.target, "codegen": options.codegen, "verify": options.verify},
+        "options": {
+            "target": options.target,
+            "codegen": options.codegen,
+            "verify": options.verify,
+            **({"target_options": dict(options.target_options)} if options.target_options else {}),
+        },
         "legend": LEGEND,
     }
 

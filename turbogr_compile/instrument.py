@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,3 +71,6 @@ class Instrument:
     def failed(self, run: GraphRun, step: Step, error: Exception) -> None: ...
 
     def finish(self, run: GraphRun) -> None: ...
+
+    def lowered(self, run: GraphRun, remarks: Sequence[Remark], texts: Mapping[str, str]) -> None:
+        """After `finish`: what the target has to say about the graph, and texts by name. May come several times."""

@@ -14,6 +14,7 @@ under the same name) and snapshots are lists of node ids, so keeping every singl
       stats        {nodes: [before, after], flops: [..], bytes: [..], flops_value: [..], bytes_value: [..],
                     ops: {op: delta}, unknown: [op], saved: {what: formula}}
     remarks    [{kind, id, pass, text, line, node, hint}]
+    texts      {name: text}    from the target: the program it was given, what stays out of it
     order      {passes: [{name, phase, present, summary}], edges: [{from, to, kind, site}]}
 """
 
@@ -37,7 +38,7 @@ class Recorder:
     def __init__(self, graph_id: str, role: str, **header: Any) -> None:
         self.data: dict[str, Any] = {
             "format": FORMAT, "graph": graph_id, "role": role, **header,
-            "nodes": [], "lines": [], "snapshots": [], "steps": [], "remarks": [],
+            "nodes": [], "lines": [], "snapshots": [], "steps": [], "remarks": [], "texts": {},
             "order": {"passes": [], "edges": []},
         }  # fmt: skip
         self._ids: dict[tuple[Any, ...], int] = {}
@@ -47,11 +48,7 @@ class Recorder:
         if line is None:
             return None
         if line not in self._lines:
-            self._lines[line] = len(self.data["lines"])
-            self.data["lines"].append({
-                "file": short_path(line.file), "line": line.line, "code": line.code, "function": line.function,
-                "where": line.where,
-            })  # fmt: skip
+            self._lines[line] = _line_in(self.data, line)
         return self._lines[line]
 
     def node(self, node: fx.Node) -> int:
@@ -82,10 +79,26 @@ class Recorder:
         return len(self.data["snapshots"]) - 1
 
     def remark(self, remark: Remark) -> None:
-        self.data["remarks"].append({
-            "kind": remark.kind.value, "id": remark.id, "pass": remark.pass_name, "text": remark.text,
-            "line": self.line(remark.line), "node": remark.node, "hint": remark.hint,
-        })  # fmt: skip
+        add_remark(self.data, remark)
+
+
+def add_remark(record: dict[str, Any], remark: Remark) -> None:
+    record["remarks"].append({
+        "kind": remark.kind.value, "id": remark.id, "pass": remark.pass_name, "text": remark.text,
+        "line": None if remark.line is None else _line_in(record, remark.line), "node": remark.node,
+        "hint": remark.hint,
+    })  # fmt: skip
+
+
+def _line_in(record: dict[str, Any], line: UserLine) -> int:
+    """The line's place in the record, storing it when new."""
+    entry = {
+        "file": short_path(line.file), "line": line.line, "code": line.code, "function": line.function,
+        "where": line.where,
+    }  # fmt: skip
+    if entry not in record["lines"]:
+        record["lines"].append(entry)
+    return record["lines"].index(entry)
 
 
 def snapshot_text(record: dict[str, Any], snapshot: int) -> str:

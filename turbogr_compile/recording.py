@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import catalogue, stats
@@ -10,8 +10,8 @@ from .context import NearMiss
 from .instrument import GraphRun, Instrument, Step
 from .pass_base import Pass, declaration_site
 from .pipeline import Pipeline
-from .record import Recorder
-from .remarks import warn
+from .record import Recorder, add_remark
+from .remarks import Remark, warn
 
 
 class Recording(Instrument):
@@ -76,6 +76,11 @@ class Recording(Instrument):
             self.records.pop()  # Dynamo started over: this is the same graph again
         self.records.append(self.recorder.data)
 
+    def lowered(self, run: GraphRun, remarks: Sequence[Remark], texts: Mapping[str, str]) -> None:
+        record = next((r for r in reversed(self.records) if r["graph"] == run.name), None)
+        if record is not None:
+            add_lowered(record, remarks, texts)
+
     def _entry(self, run: GraphRun, step: Step) -> dict[str, Any]:
         entry = {
             "number": step.number, "name": step.pass_.name, "spec": step.pass_.spec, "phase": run.phase.value,
@@ -93,6 +98,13 @@ class Recording(Instrument):
             "matched": miss.matched, "total": miss.total,
             "obstacles": [{"kind": o.kind, "text": o.text, "hint": o.hint, "node": o.node} for o in miss.obstacles],
         }  # fmt: skip
+
+
+def add_lowered(record: dict[str, Any], remarks: Sequence[Remark], texts: Mapping[str, str]) -> None:
+    """What a target said of a graph, in its record."""
+    for remark in remarks:
+        add_remark(record, remark)
+    record.setdefault("texts", {}).update(texts)
 
 
 class UnobtrusiveRecording(Recording):

@@ -78,8 +78,12 @@ class Shadow(Instrument):
         provide: Sequence[Provider],
         owner: fx.GraphModule,
         stats: RunStatistics,
+        locate: Callable[[Callable[[], Any]], str] = lambda again: "",
     ) -> Callable[..., Any]:
-        """`run`, which is `compiled` with its prologue, compared with the captured graph in its first calls."""
+        """`run`, which is `compiled` with its prologue, compared with the captured graph in its first calls.
+
+        `locate` runs again what differed, and says where the target's own work first goes wrong, if it can.
+        """
         assert self.kept is not None
         if self._drawing() is not None or not self.outputs_compare:
             return run
@@ -89,7 +93,7 @@ class Shadow(Instrument):
             return compiled(*inputs, *supply(provide, Call(inputs)))
 
         counting = run if provide else _counted(run, stats)  # a prologue counts by itself
-        return _Watched(counting, Comparison(captured, rewritten), self.calls, stats, self.on_error)
+        return _Watched(counting, Comparison(captured, rewritten), self.calls, stats, self.on_error, locate)
 
 
 def draws(node: fx.Node) -> bool:
@@ -107,9 +111,15 @@ class _Watched:
     """A compiled graph with so many calls left to compare; afterwards only the one or the other graph is kept."""
 
     def __init__(
-        self, run: Callable[..., Any], comparison: Comparison, calls: int, stats: RunStatistics, on_error: str
+        self,
+        run: Callable[..., Any],
+        comparison: Comparison,
+        calls: int,
+        stats: RunStatistics,
+        on_error: str,
+        locate: Callable[[Callable[[], Any]], str],
     ) -> None:
-        self.run, self.stats, self.on_error = run, stats, on_error
+        self.run, self.stats, self.on_error, self.locate = run, stats, on_error, locate
         self.comparison: Comparison | None = comparison
         self.calls, self.left = calls, calls
 
@@ -129,12 +139,13 @@ class _Watched:
             self.comparison = None
         if found:
             self.run = _counted(comparison.captured.forward, self.stats, DIFFERS)
-            self._tell(found)
+            self._tell(found, self.locate(lambda: comparison.again(inputs)))
 
-    def _tell(self, found: list[str]) -> None:
+    def _tell(self, found: list[str], located: str) -> None:
         more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
         lines = [f"graph {self.stats.graph}, call {self.calls - self.left}, {DIFFERS}:"]
         lines += [f"  {text}" for text in found[:_SHOWN] + more]
+        lines += [f"  {text}" for text in located.splitlines()]
         try_next = "  try: verify='numeric' names the pass, if it is one before autograd; 'turbogr bisect' finds any"
         if self.on_error == "raise":
             raise VerifyError("\n".join([*lines, try_next]))
@@ -191,6 +202,11 @@ class Comparison:
         found = [i for i in wrong if not apart[i] <= SLACK * noise[i]]
         found.sort(key=lambda i: (expected[i].derived, -_relative(expected[i].value, apart[i])))
         return [_difference(expected[i], actual[i], apart[i]) for i in found]
+
+    def again(self, inputs: Sequence[Any]) -> None:
+        """The compiled graph once more, backward included, for somebody who watches it."""
+        with _random_state_kept(inputs), _unseen():
+            self._results(self.rewritten, inputs)
 
     def _noise(self, expected: list[Result], inputs: Sequence[Any]) -> list[float]:
         """What rounding does to each result of the captured graph."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _torch
 from .instrument import GraphRun
 from .record import snapshot_text
 from .recording import UnobtrusiveRecording
+from .remarks import Remark
 from .report import step_header
 from .text import diff_text
 
@@ -24,6 +26,13 @@ class TorchTrace(UnobtrusiveRecording):
         if self.records:
             record = self.records.pop()
             self.guarded(lambda: _emit(record))
+
+    def lowered(self, run: GraphRun, remarks: Sequence[Remark], texts: Mapping[str, str]) -> None:
+        def emit() -> None:
+            for name, text in texts.items():
+                _torch.trace_artifact(f"turbogr.{run.name}.{name}.txt", "string", text)
+
+        self.guarded(emit)
 
 
 def _emit(record: dict[str, Any]) -> None:

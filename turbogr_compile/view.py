@@ -108,6 +108,7 @@ def _graph(record: dict[str, Any], album: _Album) -> dict[str, Any]:
         "steps": steps,
         "misses": ranked_misses(record),
         "remarks": record["remarks"],
+        "texts": record.get("texts", {}),
         "order": album.add(order_svg(order, embedded=True)) if order["passes"] else None,
         "edges": order["edges"],
     }  # fmt: skip

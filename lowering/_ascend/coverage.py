@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -28,6 +29,8 @@ ASSERTIONS = (
     *(operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge),
 )
 OUTSIDE = "a statement about sizes"
+# What converts, to a graph that GE does not take.
+WRONG = {torch.ops.aten.randint.default: "torchair multiplies float32 by int64 for it, and GE has no such product"}
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Gap:
     count: int
     reason: str
     line: UserLine | None
+    node: str
 
 
 def refusals(torchair: ModuleType, config: Any, module: fx.GraphModule) -> Refusals:
@@ -54,7 +58,7 @@ def refusals(torchair: ModuleType, config: Any, module: fx.GraphModule) -> Refus
             if node.args[0] in found:
                 found[node] = found[node.args[0]]
             continue
-        reason = _by_declaration(node)
+        reason = WRONG.get(node.target, "") or _by_declaration(node)
         if not reason:
             key = _key(node)
             if key not in tried:
@@ -62,6 +66,19 @@ def refusals(torchair: ModuleType, config: Any, module: fx.GraphModule) -> Refus
             reason = tried[key]
         if reason:
             found[node] = reason
+    return found | _not_copied(module.graph)
+
+
+def _not_copied(graph: fx.Graph) -> Refusals:
+    """Results that share memory with an input become copies (`results.py`), and GE copies no complex numbers."""
+    (output,) = graph.find_nodes(op="output")
+    inputs = [n.meta["val"] for n in graph.find_nodes(op="placeholder") if isinstance(n.meta.get("val"), torch.Tensor)]
+    found: Refusals = {}
+    for node in output.all_input_nodes:
+        value = node.meta.get("val")
+        is_complex = node.op == "call_function" and isinstance(value, torch.Tensor) and value.is_complex()
+        if is_complex and any(_torch.is_alias(value, x) for x in inputs):
+            found[node] = f"its result shares memory with an input, and GE copies no {value.dtype}"
     return found
 
 
@@ -71,7 +88,7 @@ def gaps(found: Refusals) -> list[Gap]:
         if node.target is not operator.getitem and reason != OUTSIDE:
             by_op.setdefault(str(node.target), []).append(node)
     return [
-        Gap(op, len(nodes), found[nodes[0]], next((line for n in nodes if (line := line_of(n))), None))
+        Gap(op, len(nodes), found[nodes[0]], next((line for n in nodes if (line := line_of(n))), None), nodes[0].name)
         for op, nodes in by_op.items()
     ]
 
@@ -88,28 +105,21 @@ def _by_declaration(node: fx.Node) -> str:
         value = arguments.get(port.name)
         if isinstance(value, fx.Node) and port.dtypes is not None and value.meta["val"].dtype not in port.dtypes:
             return f"its AscendC kernel takes no {value.meta['val'].dtype} for {port.name}"
-    for argument, reason in LACKING.get(name, {}).items():
-        if arguments.get(argument) not in (None, 0.0):
-            return reason
     for argument, (fits, limit) in WIDTHS.get(name.removesuffix("_backward"), {}).items():
-        width = arguments[argument].meta["val"].shape[-1]
+        value = arguments.get(argument)
+        width = value.meta["val"].shape[-1] if isinstance(value, fx.Node) else None
         if isinstance(width, int) and not fits(width):
             return f"its AscendC kernel takes {limit}, and {argument} has {width}"
     return ""
 
 
-# What a prototype has room for and the kernel does not do.
-_ATTENTION = {
-    "pair_mask": "its AscendC kernel has no pair_mask",
-    "dropout": "its AscendC kernel has no dropout of attention weights",
-}
 _HEADS = (lambda width: width <= 512, "heads of up to 512")
+_PAIRS = (lambda width: 1 < width <= 2048, "tables of pairs with 2 to 2048 key columns")
 WIDTHS: dict[str, dict[str, tuple[Callable[[int], bool], str]]] = {
-    "jagged_attention": {"query": _HEADS, "value": _HEADS},
+    "jagged_attention": {"query": _HEADS, "value": _HEADS, "pair_mask": _PAIRS, "bias": _PAIRS},
     "norm_gate": {"x": (lambda width: width <= 8192, "rows of up to 8192")},
     "sampled_softmax": {"query": (lambda width: width % 16 == 0 and width <= 512, "multiples of 16 up to 512")},
 }
-LACKING = {"jagged_attention": _ATTENTION, "jagged_attention_backward": _ATTENTION}
 
 
 def _key(node: fx.Node) -> Any:
@@ -130,10 +140,11 @@ def _key(node: fx.Node) -> Any:
 def _try(torchair: ModuleType, config: Any, node: fx.Node) -> str:
     alone, values = _alone(node)
     try:
-        with _quiet():
+        with _quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             convert(torchair, config, alone, values)
     except Exception as error:
-        return _first_cause(error)
+        return first_cause(error)
     return ""
 
 
@@ -156,10 +167,12 @@ def _alone(node: fx.Node) -> tuple[fx.GraphModule, list[Any]]:
     return fx.GraphModule(torch.nn.Module(), graph), [n.meta.get("val") for n in inputs]
 
 
-def _first_cause(error: BaseException) -> str:
+def first_cause(error: BaseException) -> str:
     """torchair wraps errors in errors; what went wrong first says most."""
     while (earlier := error.__cause__ or error.__context__) is not None:
         error = earlier
+    if "ge_converter is not implemented" in str(error):
+        return "torchair has no converter for it"
     text = str(error).strip().splitlines()
     return text[0][:200] if text else type(error).__name__
 

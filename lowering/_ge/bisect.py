@@ -2,14 +2,18 @@
 
     difference = first_difference(compiled, arguments)
 
-`compiled` is what torchair's compiler returned. Both graphs get copies of the arguments. What is random in FX, and
-dropout's backward, which reads GE's packed mask, takes the value that GE computed.
+    with comparing() as differences:    # whatever GE graphs run inside, as far as they were made by `compared`
+        step(*batch)
+
+`compiled` is what torchair's compiler returned. Both graphs get copies of the arguments. What is random in FX, what
+other ranks sent, and dropout's backward, which reads GE's packed mask, takes the value that GE computed.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +21,7 @@ import torch
 from torch import fx
 
 from ... import _torch
+from ...graphs import is_collective
 from ...provenance import UserLine, line_of
 from ...text import node_text
 from .graph import GraphError, Node
@@ -46,6 +51,32 @@ class Difference:
         where = f"\n  {self.line}" if self.line else ""
         lines = "".join(f"\n  FX: {node_text(node)}" for node in self.suspects)
         return f"%{self.fx.name} and {self.ge} differ: {self.reason}{where}{lines}"
+
+
+_comparing: list[list[Difference]] = []
+
+
+@contextmanager
+def comparing() -> Iterator[list[Difference]]:
+    """The first difference of each call of a GE graph inside of the block, in the order of calls."""
+    found: list[Difference] = []
+    _comparing.append(found)
+    try:
+        yield found
+    finally:
+        _comparing[:] = [other for other in _comparing if other is not found]
+
+
+def compared(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, which `comparing()` watches."""
+
+    def run(*arguments: Any) -> Any:
+        if _comparing and (difference := first_difference(compiled, arguments)):
+            for found in _comparing:
+                found.append(difference)
+        return compiled(*arguments)
+
+    return run
 
 
 @dataclass
@@ -119,11 +150,18 @@ class _Interpreter(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         if str(n.target) in _LABELS:
             return None
-        if _torch.is_random(n) or n.target is aten.native_dropout_backward.default:
+        if str(n.target) == "air.wait_tensor.default":  # a control edge
+            return self.env[n.all_input_nodes[0]]
+        if _torch.is_random(n) or n.target is aten.native_dropout_backward.default or _is_exchange(n):
             values = {path: twin.value for (name, path), twin in self.made.items() if name == n.name}
             if (0,) in values:
                 return values[(0,)] if len(values) == 1 else [values[(k,)] for k in range(len(values))]
         return super().run_node(n)
+
+
+def _is_exchange(node: fx.Node) -> bool:
+    """Other ranks do not take part in a comparison."""
+    return is_collective(node) or str(node.target).startswith("npu_define.")
 
 
 def _copies(arguments: Sequence[Any]) -> list[Any]:
