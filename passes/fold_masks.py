@@ -14,7 +14,7 @@ from ..catalogue import register
 from ..context import Context
 from ..graphs import is_view, regions, returned, sizes_from, tensor
 from ..pass_base import Pass, Phase
-from ..prologue import add_input
+from ..prologue import add_input, reading
 
 aten = torch.ops.aten
 
@@ -96,7 +96,7 @@ def _input_for(
     source = next((s for other, s in shared if _same(other, kept)), None)
     if source is None:
         fake = node.meta["val"].fake_mode.from_tensor(kept, static_shapes=True)
-        source = add_input(graph, "folded", fake, lambda _: kept)
+        source = add_input(graph, "folded", fake, reading(lambda _: kept))
         stored.append((kept, source))
     if kept.shape == value.shape:
         return source

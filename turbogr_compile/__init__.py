@@ -25,11 +25,12 @@ from .pipeline import Pipeline, Repeat
 from .prologue import RunStatistics, statistics
 from .remarks import Remark, RemarkKind
 from .rule import Rule, RuleSet, rule
+from .runtime.ahead import ahead
 from .shapes import known
 
 __all__ = [
     "Context", "ExpectationError", "GraphRun", "Instrument", "OptionError", "Options", "Pass", "PassError", "Phase",
     "Pipeline", "PipelineError", "Remark", "RemarkKind", "Repeat", "Report", "Role", "Rule", "RuleError", "RuleSet",
-    "RunStatistics", "Step", "TargetError", "TurbogrError", "VerifyError", "compile", "explain", "known", "register",
-    "replay", "rule", "statistics",
+    "RunStatistics", "Step", "TargetError", "TurbogrError", "VerifyError", "ahead", "compile", "explain", "known",
+    "register", "replay", "rule", "statistics",
 ]  # fmt: skip

@@ -99,6 +99,8 @@ __all__ = [
     "from_fun",
     "get_data_attr",
     "get_proxy_mode",
+    "group_of",
+    "group_tag",
     "guard_count",
     "has_data_mutation",
     "has_metadata_mutation",
@@ -122,6 +124,7 @@ __all__ = [
     "new_row_count",
     "optimize",
     "outside_compilation",
+    "process_group",
     "propagate",
     "quiet_functions",
     "real_inputs",
@@ -140,6 +143,7 @@ __all__ = [
     "tracing_with",
     "track_tensor_tree",
     "trying",
+    "version_of",
     "without_autocast",
 ]  # fmt: skip
 
@@ -538,6 +542,27 @@ def _inputs_first(graph: fx.Graph) -> None:
         first.prepend(node)
 
 
+def process_group(group: Any) -> Any:
+    """What a functional collective names its group by, as the group."""
+    from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
+
+    return _resolve_process_group(GroupName(group)) if isinstance(group, str) else group
+
+
+def group_tag(group: Any) -> str:
+    """With the ranks, the name of a group that torchair writes down."""
+    from torch.distributed.distributed_c10d import _get_group_tag
+
+    return _get_group_tag(process_group(group))
+
+
+def group_of(tag: str, ranks: list[int]) -> Any:
+    """The process group that torchair wrote down so, or None."""
+    from torch.distributed.distributed_c10d import _find_pg_by_ranks_and_tag
+
+    return _find_pg_by_ranks_and_tag(tag, ranks)
+
+
 def surely_contiguous(x: torch.Tensor) -> bool:
     """False where it depends on a size that is not known."""
     from torch._prims_common import is_contiguous_or_false
@@ -548,6 +573,11 @@ def surely_contiguous(x: torch.Tensor) -> bool:
 def is_alias(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors, fake ones too, share memory."""
     return bool(getattr(torch._C, "_is_alias_of")(a, b))  # noqa: B009  (the stubs do not know it)
+
+
+def version_of(x: torch.Tensor) -> int | None:
+    """Grows with every write to the tensor's memory through torch; None where torch does not count them."""
+    return None if x.is_inference() else x._version
 
 
 class _Called(torch.nn.Module):

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,10 +29,11 @@ _UNSET = object()
 class Call:
     """One call of a compiled graph, as its providers see it."""
 
-    __slots__ = ("_made", "inputs")
+    __slots__ = ("_made", "inputs", "seed")
 
-    def __init__(self, inputs: Sequence[Any]) -> None:
+    def __init__(self, inputs: Sequence[Any], seed: int = 0) -> None:
         self.inputs = inputs  # of the graph as it was captured
+        self.seed = seed  # of whatever providers draw
         self._made: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -86,7 +88,27 @@ def original_of(module: fx.GraphModule) -> fx.GraphModule | None:
     return fx.GraphModule(module, kept) if kept is not None else None
 
 
+def reading(provide: Provider, inputs: Iterable[int] = (), draws: str = "") -> Provider:
+    """Say which inputs of the call a provider reads: those alone must be known to run it ahead of its call.
+
+    `draws` names the lines whose random numbers it draws, seeded by `Call.seed`.
+    """
+    provide.reads, provide.draws = frozenset(inputs), draws  # type: ignore[attr-defined]
+    return provide
+
+
 # --- for the backend ---------------------------------------------------------------------------------
+
+
+def reads(provide: Iterable[Provider]) -> frozenset[int] | None:
+    """Inputs that providers read; None where one of them does not say."""
+    found: list[frozenset[int] | None] = [getattr(p, "reads", None) for p in provide]
+    return None if None in found else frozenset(i for each in found for i in each or ())
+
+
+def draws(provide: Iterable[Provider]) -> str:
+    """Name of what providers draw; '' where they draw nothing."""
+    return " ".join(sorted({d for p in provide if (d := getattr(p, "draws", ""))}))
 
 
 def providers(graph: fx.Graph) -> list[Provider]:
@@ -112,11 +134,16 @@ class RunStatistics:
         self.calls = 0
         self.fallbacks: Counter[str] = Counter()  # calls that ran an unrewritten graph, by reason
         self.compared = 0  # calls that were compared with the captured graph
+        self.ahead = 0  # calls whose added inputs were computed during the call before
+        self.waited = 0.0  # seconds that those waited for them
+        self.at_once: Counter[str] = Counter()  # calls in a loop over `ahead` that computed them themselves, by reason
         _ALIVE.add(self)
 
     def __repr__(self) -> str:
         fell = "".join(f"; {count} fell back: {reason}" for reason, count in self.fallbacks.items())
-        return f"graph {self.graph}: {self.calls} calls, {self.compared} compared{fell}"
+        ahead = f"; {self.ahead} computed ahead, waited {self.waited:.3f} s" if self.ahead else ""
+        at_once = "".join(f"; {count} not ahead: {reason}" for reason, count in self.at_once.items())
+        return f"graph {self.graph}: {self.calls} calls, {self.compared} compared{fell}{ahead}{at_once}"
 
 
 # Compiled code owns its statistics; Dynamo drops both together.
@@ -129,18 +156,27 @@ def statistics() -> list[RunStatistics]:
 
 
 def with_prologue(
-    compiled: Callable[..., Any], provide: Sequence[Provider], original: fx.GraphModule | None, stats: RunStatistics
+    compiled: Callable[..., Any],
+    provide: Sequence[Provider],
+    original: fx.GraphModule | None,
+    stats: RunStatistics,
+    seed: Callable[[], int] = lambda: 0,
+    values: Callable[[Call], list[Any]] | None = None,
 ) -> Callable[..., Any]:
-    """The compiled graph as a function of its original inputs; `original` runs the batches that a provider refuses."""
+    """The compiled graph as a function of its original inputs; `original` runs the batches that a provider refuses.
+
+    `seed` gives each call its own; `values` supplies what providers do, perhaps from elsewhere.
+    """
     if not provide:
         return compiled
     fall_back = _unrewritten(original, stats)
+    values = values or partial(supply, provide)
 
     def run(*inputs: Any) -> Any:
         stats.calls += 1
-        call = Call(inputs)
+        call = Call(inputs, seed())
         try:
-            added = supply(provide, call)
+            added = values(call)
         except Unprovable as refusal:
             why = refusal.reason, refusal.line
         else:

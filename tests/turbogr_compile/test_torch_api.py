@@ -274,3 +274,23 @@ def test_memory_and_strides_of_fake_tensors():
     (x,) = _torch.fake_inputs([torch.ones(2, 3)])
     assert _torch.is_alias(x, x.t()) and not _torch.is_alias(x, x.clone())
     assert _torch.surely_contiguous(x) and not _torch.surely_contiguous(x.t())
+
+
+def test_a_process_group_is_found_by_its_name(tmp_path):
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        assert _torch.process_group(dist.group.WORLD.group_name) is _torch.process_group(dist.group.WORLD)
+        assert _torch.group_tag(dist.group.WORLD.group_name) == _torch.group_tag(dist.group.WORLD) != ""
+        assert _torch.group_of(_torch.group_tag(dist.group.WORLD), [0]) is dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def test_writes_to_a_tensor_are_counted():
+    x = torch.zeros(2)
+    before = _torch.version_of(x)
+    x[0] = 1
+    assert _torch.version_of(x) == before + 1
+    with torch.inference_mode():
+        assert _torch.version_of(torch.zeros(2)) is None
