@@ -125,7 +125,7 @@ class Instruction {
   }
 
  private:
-  Visitor Visit() const { return {core_.clock, touch_, core_.index, core_.epoch, core_.flushed}; }
+  Visitor Visit() const { return {core_.clock, touch_, core_.index + 1, core_.epoch, core_.flushed}; }
 
   Core& core_;
   Touch touch_;

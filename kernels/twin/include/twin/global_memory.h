@@ -4,6 +4,7 @@
 // may meet in one epoch; nobody may read the sums before the next.
 #pragma once
 
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -15,7 +16,7 @@ namespace AscendC::twin {
 
 constexpr size_t kRedZone = 512;
 constexpr uint8_t kRed = 0xEE;
-constexpr int kNobody = -1, kSeveral = -2;
+constexpr int kNobody = 0, kSeveral = -1;  // cores count from 1, so that a record of zeros says nothing
 
 struct Visitor {
   const Clock& clock;
@@ -29,7 +30,8 @@ class Allocation {
  public:
   Allocation(size_t bytes, bool watched) : bytes_(bytes), memory_(bytes + 2 * kRedZone, kRed) {
     std::memset(Begin(), 0xA5, bytes);
-    if (watched) cells_.resize(bytes / 2 + 1);
+    if (watched) count_ = bytes / 2 + 1;
+    Forget();
     touched_.resize(bytes / kBlock + 1);
   }
 
@@ -42,7 +44,8 @@ class Allocation {
     return true;
   }
   void Forget() {
-    for (auto& cell : cells_) cell = {};
+    // Zeros from the system cost nothing until they are written, and most of a workspace never is.
+    if (count_) cells_.reset(static_cast<Cell*>(std::calloc(count_, sizeof(Cell))));
     std::fill(touched_.begin(), touched_.end(), false);
   }
 
@@ -87,12 +90,12 @@ class Allocation {
 
  private:
   struct Cell {
-    const char* instruction = "";
-    uint32_t written = 0, read[3] = {};  // by MTE2, the cube and the scalar unit
-    uint32_t writeEpoch = 0, readEpoch = 0;
-    int16_t writer = kNobody, reader = kNobody;
-    uint8_t pipe = 0;
-    bool atomic = false;
+    const char* instruction;
+    uint32_t written, read[3];  // by MTE2, the cube and the scalar unit
+    uint32_t writeEpoch, readEpoch;
+    int16_t writer, reader;
+    uint8_t pipe;
+    bool atomic;
   };
   static constexpr int kReaders[3] = {PIPE_MTE2, PIPE_M, PIPE_S};
   static int Slot(int pipe) { return pipe == PIPE_MTE2 ? 0 : pipe == PIPE_M ? 1 : 2; }
@@ -139,13 +142,17 @@ class Allocation {
 
   template <typename F>
   void ForCells(size_t offset, size_t count, F f) {
-    if (count == 0 || cells_.empty()) return;
+    if (count == 0 || count_ == 0) return;
     for (size_t i = offset / 2; i <= (offset + count - 1) / 2; ++i) f(cells_[i], i * 2);
   }
 
   size_t bytes_;
   std::vector<uint8_t> memory_;
-  std::vector<Cell> cells_;
+  struct Release {
+    void operator()(Cell* cells) const { std::free(cells); }
+  };
+  size_t count_ = 0;
+  std::unique_ptr<Cell[], Release> cells_;
   std::vector<bool> touched_;
 };
 

@@ -55,9 +55,10 @@ class Fleet {
   static void Clear() { cores_.clear(); }
 
  private:
+  static constexpr size_t kStack = 512 * 1024;
   struct Fiber {
     ucontext_t context;
-    std::vector<char> stack = std::vector<char>(512 * 1024);
+    std::unique_ptr<char[]> stack{new char[kStack]};
     bool ended = false, waits = false;
   };
 
@@ -66,8 +67,8 @@ class Fleet {
     fibers_.push_back(std::make_unique<Fiber>());
     auto& fiber = *fibers_.back();
     getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data();
-    fiber.context.uc_stack.ss_size = fiber.stack.size();
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = kStack;
     fiber.context.uc_link = &back_;
     makecontext(&fiber.context, &Fleet::Enter, 0);
   }
