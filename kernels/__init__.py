@@ -6,23 +6,33 @@ Importing this package registers them; they are called as `torch.ops.turbogr.<na
 from . import (
     dropout,
     embedding,
+    half_rows,
     jagged_attention,
     linear_cross_entropy,
+    lookup,
+    lookup_dot,
     norm_gate,
     rows,
+    sampled_loss,
     sampled_softmax,
     segment,
     silu_split,
+    table_gradient,
 )
 
 __all__ = [
     "dropout",
     "embedding",
+    "half_rows",
     "jagged_attention",
     "linear_cross_entropy",
+    "lookup",
+    "lookup_dot",
     "norm_gate",
     "rows",
+    "sampled_loss",
     "sampled_softmax",
     "segment",
     "silu_split",
+    "table_gradient",
 ]

@@ -2,9 +2,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "simd.h"
-#include "storage.h"
-#include "threads.h"
+#include "rowwise.h"
 
 namespace turbogr {
 
@@ -29,7 +27,6 @@ struct LossTileArguments {
 
 namespace {
 
-constexpr int kWidth = kLanes<Real>;
 constexpr int64_t kRowsPerTask = 4;
 // Sums in Real stay short; sums of those are in double.
 constexpr int64_t kRun = 64 * kWidth;

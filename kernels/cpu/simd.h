@@ -47,6 +47,25 @@ TURBOGR_INLINE void store(T* to, Vector<T> x) {
   std::memcpy(to, &x, sizeof x);
 }
 
+// A store past the caches, for what is larger than they are; `to` is aligned to the vector. The thread that made such
+// stores calls stream_end before another one reads.
+template <typename T>
+TURBOGR_INLINE void stream(T* to, Vector<T> x) {
+#if defined(__AVX512F__)
+  _mm512_stream_si512((__m512i*)to, (__m512i)x);
+#elif defined(__AVX2__)
+  _mm256_stream_si256((__m256i*)to, (__m256i)x);
+#else
+  store(to, x);
+#endif
+}
+
+TURBOGR_INLINE void stream_end() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
+
 template <typename T>
 TURBOGR_INLINE Vector<T> broadcast(T x) {
   return x - Vector<T>{};  // the subtraction folds away; adding zero would not: it loses the sign of -0
@@ -154,6 +173,24 @@ TURBOGR_INLINE Vector<double> exp(Vector<double> x) {
 // e^x, and exactly 0 where that is below the smallest normal number.
 TURBOGR_INLINE Vector<float> exp_or_zero(Vector<float> x) { return x < -87.0f ? Vector<float>{} : exp(x); }
 TURBOGR_INLINE Vector<double> exp_or_zero(Vector<double> x) { return exp(x); }
+
+// log(1 + x) for x within [0, 1], with full relative precision: the series of 2 atanh(x / (2 + x)).
+TURBOGR_INLINE Vector<float> log_one_plus(Vector<float> x) {
+  const Vector<float> z = x / (x + 2.0f), y = z * z;
+  Vector<float> p = y * (2.0f / 15) + 2.0f / 13;
+  p = p * y + 2.0f / 11;
+  p = p * y + 2.0f / 9;
+  p = p * y + 2.0f / 7;
+  p = p * y + 2.0f / 5;
+  p = p * y + 2.0f / 3;
+  return (p * y + 2.0f) * z;
+}
+
+TURBOGR_INLINE Vector<double> log_one_plus(Vector<double> x) {
+  Vector<double> y;
+  for (int lane = 0; lane < kLanes<double>; ++lane) y[lane] = std::log1p(x[lane]);
+  return y;
+}
 
 #if defined(__AVX2__)
 // to[j * pitch + i] = from[i][at + j] for i, j below 8.

@@ -1,0 +1,35 @@
+"""Rows narrowed to 16 bits in C++."""
+
+from __future__ import annotations
+
+import ctypes
+
+from torch import Tensor
+
+from .call import Arguments, address, fields
+from .rows import along_first, call_as, threads_for
+
+
+class HalfRowsArguments(Arguments):
+    _fields_ = fields("rows places offsets segments halves scales", "entries depth stride limit block count threads")
+
+
+def narrow(
+    library: ctypes.CDLL, name: str, table: Tensor, ids: Tensor | None, offsets: Tensor | None, block: int,
+    half: Tensor, scales: Tensor, segments: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Fills `half` and `scales`, which are contiguous; segments that are not asked for stay as they are."""
+    rows = along_first(table)
+    ids, offsets, segments = (None if x is None else x.contiguous() for x in (ids, offsets, segments))
+    arguments = HalfRowsArguments(
+        rows.start,
+        *map(address, (ids, offsets, segments, half, scales)),
+        half.shape[0],
+        rows.width,
+        rows.stride,
+        rows.length,
+        block,
+        (scales if segments is None else segments).shape[0],
+        threads_for(half.numel()),
+    )
+    call_as(name, library.turbogr_half_rows, arguments)

@@ -1,0 +1,295 @@
+// Gradient of a table whose rows were multiplied with queries: each row of it is written once.
+//
+// Entries (row, position) are sorted by row first, stably. Then each row of the result belongs to one thread, which
+// sums in the order of positions: the same bits for any number of threads, and rows that nobody names become zero in
+// the same pass.
+#include <vector>
+
+#include "lookup.h"
+
+namespace turbogr {
+namespace {
+
+struct TableGradientArguments {
+  const Real* slopes;      // entries x group: of the products of an entry's row with the queries of its group
+  const Real* own_slopes;  // positions, or null: of the products of a query with the row of its own
+  const Real* query;       // positions x depth
+  const void* table;       // limit x depth; read where eps is not below zero
+  const int64_t* ids;      // positions x each
+  const int64_t* own_ids;
+  void* result;
+  int64_t positions, each, depth, stride, limit, group, type, threads;
+  double eps;
+};
+
+struct Named {
+  uint32_t row, position;  // positions of own rows follow those of ids
+};
+
+// Numbers from `from` on, and as many again as room: the result lies in either.
+Named* sorted(Named* from, Named* to, int64_t count, uint32_t top) {
+  constexpr int digit = 11, values = 1 << digit;
+  for (int shift = 0; shift < 32 && (top >> shift) > 0; shift += digit) {
+    int64_t starts[values] = {};
+    for (int64_t i = 0; i < count; ++i) ++starts[(from[i].row >> shift) & (values - 1)];
+    int64_t start = 0;
+    for (int64_t& place : starts) {
+      const int64_t here = place;
+      place = start;
+      start += here;
+    }
+    for (int64_t i = 0; i < count; ++i) to[starts[(from[i].row >> shift) & (values - 1)]++] = from[i];
+    std::swap(from, to);
+  }
+  return from;
+}
+
+// Columns that are summed up together. Of all queries, these fit into the second cache.
+constexpr int kVectors = 8;
+constexpr int64_t kPanel = kVectors * kWidth;
+
+// Queries, kPanel columns of all of them behind each other; zeros behind the last column.
+void pack_queries(const TableGradientArguments& a, Real* to) {
+  for (int64_t c = 0; c < a.depth; c += kPanel)
+    for (int64_t t = 0; t < a.positions; ++t, to += kPanel) {
+      const int64_t width = std::min(kPanel, a.depth - c);
+      std::copy_n(a.query + t * a.depth + c, width, to);
+      std::fill(to + width, to + kPanel, Real(0));
+    }
+}
+
+// Neighbouring queries and the slopes of their products with one row.
+struct Term {
+  const Real* slopes;
+  int64_t first, count;
+  int32_t sum, group;  // numbers; own rows follow the last group
+};
+
+// A row that has terms, those before `end`.
+struct Sum {
+  int64_t row, end;
+};
+
+// Rows of the result that are worked on together, panel by panel, while slopes are close.
+struct Window {
+  static constexpr int64_t kTerms = 1024;
+  std::vector<Term> terms, by_group;
+  std::vector<Sum> sums;
+  std::vector<Real> wide;   // sums that go through a norm
+  std::vector<Real> panel;  // one panel of all sums
+  std::vector<int32_t> starts;
+};
+
+template <typename S, bool kStream>
+class TableGradient {
+ public:
+  TableGradient(const TableGradientArguments& a, const Real* queries, const Named* named, int64_t count)
+      : a_(a),
+        queries_(queries),
+        entries_(a.positions * a.each),
+        groups_((a.positions + a.group - 1) / a.group),
+        named_(named),
+        end_(named + count) {}
+
+  // Rows [row, last) of the result.
+  void rows(int64_t row, int64_t last) const {
+    Window& window = own<Window>();
+    const Named* next = std::lower_bound(named_, end_, row, [](const Named& n, int64_t row) { return n.row < row; });
+    const Named* end = std::lower_bound(next, end_, last, [](const Named& n, int64_t row) { return n.row < row; });
+    do {
+      next = open(next, end, window);
+      const int64_t until = next < end ? window.sums.back().row + 1 : last;
+      clear(row, until, window);
+      a_.eps < 0 ? add_up(window) : add_up_through_norm(window);
+      row = until;
+    } while (next < end);
+    if (kStream) stream_end();
+  }
+
+ private:
+  // Whole rows, and as many as there is room for, but one.
+  const Named* open(const Named* next, const Named* end, Window& window) const {
+    window.terms.clear();
+    window.sums.clear();
+    const int64_t most = a_.eps < 0 ? Window::kTerms : Window::kTerms / 8;
+    while (next < end && int64_t(window.terms.size()) < most) {
+      const int64_t row = next->row;
+      for (; next < end && next->row == row; ++next) window.terms.push_back(term(next->position, int32_t(window.sums.size())));
+      window.sums.push_back({row, int64_t(window.terms.size())});
+    }
+    return next;
+  }
+
+  Term term(uint32_t position, int32_t sum) const {
+    if (position >= entries_)
+      return {a_.own_slopes + (position - entries_), position - entries_, 1, sum, int32_t(groups_)};
+    const Real* slopes = a_.slopes + int64_t(position) * a_.group;
+    __builtin_prefetch(slopes);
+    const uint32_t group = position / uint32_t(a_.each * a_.group);
+    const int64_t first = group * a_.group;
+    return {slopes, first, std::min(a_.group, a_.positions - first), sum, int32_t(group)};
+  }
+
+  // Rows that nobody names.
+  void clear(int64_t row, int64_t until, const Window& window) const {
+    const Sum* named = window.sums.data();
+    const Sum* end = named + window.sums.size();
+    S* to = (S*)a_.result + row * a_.depth;
+    for (; row < until; ++row, to += a_.depth) {
+      if (named < end && named->row == row) {
+        ++named;
+      } else {
+        across(a_.depth, [&](int64_t at, auto cut) { put(to + at, Lanes{}, cut); });
+      }
+    }
+  }
+
+  void add_up(Window& window) const {
+    each_panel(window, [&](int64_t, int64_t row, int64_t c, const Lanes* sums) {
+      S* to = (S*)a_.result + row * a_.depth + c;
+      if (c + kPanel <= a_.depth) {
+        for (int v = 0; v < kVectors; ++v) put(to + v * kWidth, sums[v], Whole{});
+      } else {
+        across(a_.depth - c, [&](int64_t at, auto cut) { put(to + at, sums[at / kWidth], cut); });
+      }
+    });
+  }
+
+  void add_up_through_norm(Window& window) const {
+    const int64_t pitch = (a_.depth + kPanel - 1) / kPanel * kPanel;
+    window.wide.resize(window.sums.size() * size_t(pitch));
+    each_panel(window, [&](int64_t i, int64_t, int64_t c, const Lanes* sums) {
+      for (int v = 0; v < kVectors; ++v) store(window.wide.data() + i * pitch + c + v * kWidth, sums[v]);
+    });
+    for (size_t i = 0; i < window.sums.size(); ++i) through_norm(window.sums[i].row, window.wide.data() + i * pitch);
+  }
+
+  // done(number of the sum, row, first column, sums) for all sums of a window, one panel after the other.
+  template <typename Done>
+  TURBOGR_INLINE void each_panel(Window& window, Done done) const {
+    // Terms of a group that follow each other find their queries in the first cache.
+    const bool grouped = a_.group > 1 && int64_t(window.terms.size()) > 2 * groups_;
+    if (grouped) sort_by_group(window);
+    const Real* queries = queries_;
+    for (int64_t c = 0; c < a_.depth; c += kPanel, queries += a_.positions * kPanel) {
+      if (grouped) {
+        add_panel(window, queries);
+        for (size_t i = 0; i < window.sums.size(); ++i) {
+          Lanes sums[kVectors];
+          for (int v = 0; v < kVectors; ++v) sums[v] = load(window.panel.data() + i * kPanel + v * kWidth);
+          done(int64_t(i), window.sums[i].row, c, sums);
+        }
+        continue;
+      }
+      const Term* term = window.terms.data();
+      for (size_t i = 0; i < window.sums.size(); ++i) {
+        Lanes sums[kVectors] = {};
+        for (const Term* end = window.terms.data() + window.sums[i].end; term < end; ++term) {
+          const Real* query = queries + term->first * kPanel;
+          for (int64_t m = 0; m < term->count; ++m, query += kPanel) {
+            const Lanes slope = broadcast(term->slopes[m]);
+            for (int v = 0; v < kVectors; ++v) sums[v] += slope * load(query + v * kWidth);
+          }
+        }
+        done(int64_t(i), window.sums[i].row, c, sums);
+      }
+    }
+  }
+
+  // Terms of one row keep their order, which is that of groups.
+  void sort_by_group(Window& window) const {
+    window.starts.assign(size_t(groups_) + 2, 0);
+    for (const Term& t : window.terms) ++window.starts[size_t(t.group) + 1];
+    for (size_t g = 0; g < size_t(groups_); ++g) window.starts[g + 1] += window.starts[g];
+    window.by_group.resize(window.terms.size());
+    for (const Term& t : window.terms) window.by_group[size_t(window.starts[size_t(t.group)]++)] = t;
+  }
+
+  void add_panel(Window& window, const Real* queries) const {
+    window.panel.assign(window.sums.size() * kPanel, Real(0));
+    for (const Term& t : window.by_group) {
+      Real* to = window.panel.data() + t.sum * kPanel;
+      const Real* query = queries + t.first * kPanel;
+      Lanes sums[kVectors];
+      for (int v = 0; v < kVectors; ++v) sums[v] = load(to + v * kWidth);
+      for (int64_t m = 0; m < t.count; ++m, query += kPanel) {
+        const Lanes slope = broadcast(t.slopes[m]);
+        for (int v = 0; v < kVectors; ++v) sums[v] += slope * load(query + v * kWidth);
+      }
+      for (int v = 0; v < kVectors; ++v) store(to + v * kWidth, sums[v]);
+    }
+  }
+
+  // From the gradient of row / max(|row|, eps) to that of the row.
+  void through_norm(int64_t number, const Real* grad) const {
+    const S* row = (const S*)a_.table + number * a_.stride;
+    S* result = (S*)a_.result + number * a_.depth;
+    const Real size = TableRows<S>::norm(row, a_.depth), eps = Real(a_.eps);
+    const bool divided = !(size < eps);
+    const Real inverse = 1 / (divided ? size : eps);
+    const Real along = divided ? product(row, grad, a_.depth) * inverse * inverse : Real(0);
+    across(a_.depth, [&](int64_t at, auto cut) {
+      const Lanes g = load_lanes(grad + at, cut);
+      const Lanes x = divided ? g - broadcast(along) * load_lanes(row + at, cut) : g;
+      put(result + at, x * broadcast(inverse), cut);
+    });
+  }
+
+  template <typename Cut>
+  static TURBOGR_INLINE void put(S* to, Lanes x, Cut cut) {
+    if constexpr (kStream && std::is_same_v<S, Real> && std::is_same_v<Cut, Whole>) {
+      stream(to, x);
+    } else {
+      store_lanes(to, x, cut);
+    }
+  }
+
+  const TableGradientArguments& a_;
+  const Real* queries_;
+  const int64_t entries_, groups_;
+  const Named *named_, *end_;
+};
+
+constexpr int64_t kMuch = int64_t(16) << 20;  // bytes that no cache keeps for whoever reads next
+
+template <typename S, bool kStream>
+void fill(const TableGradientArguments& a, const Real* queries, const Named* named, int64_t count) {
+  const TableGradient<S, kStream> gradient(a, queries, named, count);
+  const int64_t work = (a.limit + count * a.group) * a.depth;
+  const int64_t tasks = std::min(std::max<int64_t>(1, work / kChunk), 64 * a.threads);
+  for_rows(a.limit, (a.limit + tasks - 1) / tasks, a.threads,
+           [&](int64_t first, int64_t last) { gradient.rows(first, last); });
+}
+
+template <typename S>
+void run(const TableGradientArguments& a, const Real* queries, const Named* named, int64_t count) {
+  const int64_t bytes = a.limit * a.depth * int64_t(sizeof(S));
+  const bool aligned = a.depth % kWidth == 0 && uintptr_t(a.result) % kVectorBytes == 0;
+  bytes > kMuch && aligned ? fill<S, std::is_same_v<S, Real>>(a, queries, named, count)
+                           : fill<S, false>(a, queries, named, count);
+}
+
+}  // namespace
+
+extern "C" const char* turbogr_table_gradient(const TableGradientArguments* a) {
+  const int64_t entries = a->positions * a->each, own = a->own_ids == nullptr ? 0 : a->positions;
+  if (const char* error = require_rows(a->ids, entries, a->limit, "ids")) return error;
+  if (const char* error = require_rows(a->own_ids, own, a->limit, "own_ids")) return error;
+  if (entries + own > UINT32_MAX || a->limit > UINT32_MAX)
+    return failure("lookup_table_gradient: more than 2^32 entries or rows");
+  if (a->limit == 0 || a->depth == 0) return nullptr;
+  static thread_local Scratch scratch;
+  Named* named = (Named*)scratch.room(size_t(2 * (entries + own)) * sizeof(Named));
+  for (int64_t i = 0; i < entries; ++i) named[i] = {uint32_t(a->ids[i]), uint32_t(i)};
+  for (int64_t t = 0; t < own; ++t) named[entries + t] = {uint32_t(a->own_ids[t]), uint32_t(entries + t)};
+  named = sorted(named, named + entries + own, entries + own, uint32_t(a->limit - 1));
+  static thread_local Scratch panels;
+  const int64_t columns = (a->depth + kPanel - 1) / kPanel * kPanel;
+  Real* queries = (Real*)panels.room(size_t(a->positions * columns) * sizeof(Real));
+  pack_queries(*a, queries);
+  return for_storage(a->type, [&](auto* storage) {
+    run<std::remove_pointer_t<decltype(storage)>>(*a, queries, named, entries + own);
+  });
+}
+
+}  // namespace turbogr
