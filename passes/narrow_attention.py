@@ -36,7 +36,7 @@ class NarrowAttention(Pass):
     def run(self, graph: fx.Graph, ctx: Context) -> None:
         for node in graph.find_nodes(op="call_function", target=torch.ops.turbogr.jagged_attention.default):
             a = Inputs(*node.args)
-            if a.dropout > 0.0 or a.pair_mask is not None or not _wide(a):  # no kernel takes those
+            if not _wide(a):
                 continue
             with ctx.rewrite("32 bits", node), graph.inserting_before(node):
                 node.args = tuple(_narrowed(graph, a))

@@ -16,7 +16,6 @@ from .launch import TILING_BYTES, Launch, launch
 OPS = ("jagged_attention", "jagged_attention_backward")
 FAR = (1 << 30) - 1  # kFarTime of attention_shape.h: times of a sequence are clamped to this, so that gaps fit int32
 NEVER = (1 << 31) - 1  # a bound that no gap reaches
-HIDDEN = -3e38  # bias of a pair that pair_mask hides: kNoScore of attention_vector.h
 
 
 class AttentionProblem(Arguments):
@@ -26,8 +25,9 @@ class AttentionProblem(Arguments):
         "",
         "sequences query_rows key_rows heads groups depth value_depth bytes index_bytes softmax has_valid "
         "position_entries position_heads time_bounds time_heads min_distance max_distance "
-        "pair_sequences pair_heads pair_queries pair_keys grad_sequences grad_heads wanted deterministic cores",
-        "scale post_scale",
+        "bias_sequences bias_heads bias_queries bias_keys mask_sequences mask_heads mask_queries mask_keys "
+        "grad_sequences grad_heads has_seed wanted deterministic cores",
+        "scale post_scale dropout",
     )
 
 
@@ -114,19 +114,16 @@ def _fits(op: str, dtypes: dict[str, torch.dtype], problem: AttentionProblem) ->
 
 
 def _prepared(a: Inputs) -> Inputs:
-    """The same attention as the kernels take it: pair_mask is part of bias, whose keys are all there."""
-    if a.dropout > 0.0:
-        raise NotImplementedError("jagged_attention: the AscendC kernels have no dropout")
+    """The same attention as the kernels take it: bias and pair_mask have an entry for each key column."""
     _check_columns(a)
-    if a.pair_mask is None and a.bias is None:
-        return a
-    bias = torch.zeros((1, 1, 1, 1)) if a.bias is None else a.bias.float()
-    if a.pair_mask is not None:
-        bias = torch.where(a.pair_mask, bias, HIDDEN)
     columns = int(a.key_columns.max()) + 1 if a.key_columns.numel() else 1
-    if bias.shape[3] == 1 < columns:
-        bias = bias.expand(*bias.shape[:3], columns)
-    return a._replace(pair_mask=None, bias=bias.contiguous())
+
+    def table(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        if x is None:
+            return None
+        return x.to(dtype).expand(*x.shape[:3], columns if x.shape[3] == 1 else x.shape[3]).contiguous()
+
+    return a._replace(bias=table(a.bias, torch.float32), pair_mask=table(a.pair_mask, torch.uint8))
 
 
 def _tensors(a: Inputs, index: torch.dtype) -> list[Tensor | None]:
@@ -138,8 +135,8 @@ def _tensors(a: Inputs, index: torch.dtype) -> list[Tensor | None]:
     rows = (a.query_offsets, a.key_offsets, a.query_columns, a.key_columns)
     valid = None if a.key_valid is None else a.key_valid.to(torch.uint8)
     return [
-        a.query, a.key, a.value, *(x.to(index) for x in rows), valid, None, a.bias, position_bias, time_bias, bounds,
-        query_times, key_times, None,
+        a.query, a.key, a.value, *(x.to(index) for x in rows), valid, a.pair_mask, a.bias, position_bias, time_bias,
+        bounds, query_times, key_times, a.dropout_seed,
     ]  # fmt: skip
 
 
@@ -159,8 +156,9 @@ def _relative(times: Tensor, offsets: Tensor, origins: Tensor) -> Tensor:
     return (times - origins[sequences]).clamp(-FAR, FAR).to(torch.int32)
 
 
-def _pair_sizes(a: Inputs) -> tuple[int, ...]:
-    return (0, 0, 0, 0) if a.bias is None else tuple(a.bias.shape)
+def _pair_sizes(name: str, table: Tensor | None) -> dict[str, int]:
+    sizes = (0, 0, 0, 0) if table is None else table.shape
+    return {f"{name}_{dim}": size for dim, size in zip(("sequences", "heads", "queries", "keys"), sizes, strict=True)}
 
 
 def _problem(
@@ -182,12 +180,15 @@ def _problem(
         position_heads=0 if a.position_bias is None else a.position_bias.shape[0],
         time_bounds=0 if a.time_bounds is None else a.time_bounds.numel(),
         time_heads=0 if a.time_bias is None else a.time_bias.shape[0],
-        **dict(zip(("pair_sequences", "pair_heads", "pair_queries", "pair_keys"), _pair_sizes(a), strict=True)),
+        **_pair_sizes("bias", a.bias),
+        **_pair_sizes("mask", a.pair_mask),
         min_distance=a.min_distance,
         max_distance=a.max_distance,
+        has_seed=a.dropout_seed is not None,
         wanted=wanted,
         deterministic=deterministic,
         cores=cores,
         scale=a.scale,
         post_scale=a.post_scale,
+        dropout=a.dropout,
     )

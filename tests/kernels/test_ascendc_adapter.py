@@ -88,10 +88,6 @@ class Cann:
         values = [next(left) if kind == "t" else text if kind == "s" else next(figures) for kind in kinds]
         given = dict(zip(names, values, strict=True))
         self._check(op, {name: x for name, x in given.items() if isinstance(x, Tensor)}, definition.optional)
-        if given.get("bias") is not None and op.startswith("jagged_attention"):
-            # Kernels read a mask from the bias.
-            given["pair_mask"] = given["bias"] > -1e38
-            given["bias"] = given["bias"].masked_fill(~given["pair_mask"], 0.0)
         found = getattr(ops, op)(*_as_schema(op, given))
         for name, result in zip(definition.outputs, found if isinstance(found, tuple) else (found,), strict=True):
             # The gradient of a bias may be left for the adapter to add up.
@@ -347,7 +343,7 @@ def test_jagged_attention(cann: Cann, dtype: torch.dtype, activation: str, biase
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("given", ["bias", "mask", "both", "small bias"])
 def test_attention_with_a_bias_of_pairs(cann: Cann, given: str, deterministic: bool) -> None:
-    """A mask reaches the kernel as part of the bias; sums over what a bias is shared by may be left to the adapter."""
+    """Sums over what a bias is shared by may be left to the adapter."""
     others: dict[str, Any] = {}
     if given in ("bias", "both"):
         others["bias"] = torch.randn(3, 1, 4, 4, dtype=torch.float16)
@@ -366,6 +362,13 @@ def test_attention_with_a_bias_of_pairs(cann: Cann, given: str, deterministic: b
     assert cann.calls == ["jagged_attention", *["jagged_attention_backward"] * 3]
 
 
+def test_attention_with_dropout(cann: Cann) -> None:
+    arguments = attention_inputs(dropout=0.5, dropout_seed=torch.tensor([7]))
+    result, log_sum = check("jagged_attention", *arguments)
+    check("jagged_attention_backward", result, result, log_sum, *arguments, [True] * 6)
+    assert cann.calls == ["jagged_attention", "jagged_attention_backward"]
+
+
 def test_attention_with_nothing_to_see(cann: Cann) -> None:
     none = torch.zeros(2, dtype=torch.int64)
     empty = {"key": torch.randn(0, 2, 16), "value": torch.randn(0, 2, 16), "key_columns": none[:0], "key_offsets": none}
@@ -379,10 +382,10 @@ def test_attention_with_nothing_to_see(cann: Cann) -> None:
     "others",
     [
         {"bias": torch.randn(1, 4, 4, 1)},
-        {"dropout": 0.5, "dropout_seed": torch.tensor([7])},
+        {"pair_mask": torch.rand(1, 4, 4, 1) < 0.7},
         {"query": torch.randn(8, 4, 528), "key": torch.randn(8, 2, 528)},
     ],
-    ids=["shared by keys", "dropout", "depth"],
+    ids=["bias shared by keys", "mask shared by keys", "depth"],
 )
 def test_attention_by_reference(cann: Cann, others: dict[str, Any]) -> None:
     arguments = attention_inputs(**others)

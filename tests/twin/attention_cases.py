@@ -39,6 +39,8 @@ class Case:
     post_scale: float | None = None
     around: int = 0  # rows before the first sequence, and behind the last
     spread: float = 1.0  # of the numbers
+    dropout: float = 0.0
+    first: int = 0  # the first column
     seed: int = 0
 
     @property
@@ -60,7 +62,7 @@ class Case:
             chosen = [torch.randperm(self.columns, generator=random)[:n].sort().values for n in each]
             dense = [torch.arange(n) for n in each]
             edge = torch.zeros(self.around, dtype=I64)
-            return torch.cat([edge, *(chosen if self.holes else dense), edge])
+            return torch.cat([edge, *(chosen if self.holes else dense), edge]) + self.first
 
         def times(rows: int) -> Tensor:
             return 1_700_000_000 + torch.randint(0, 5000, (rows,), generator=random).cumsum(0)
@@ -87,13 +89,13 @@ class Case:
             time_bounds=torch.tensor(BOUNDS) if self.time else None,
             query_times=(key_times if own else times(query_rows)) if self.time else None,
             key_times=key_times if self.time else None,
-            dropout_seed=None,
+            dropout_seed=torch.tensor(-0x123456789ABCDEF + self.seed) if self.dropout else None,
             activation=self.activation,
             scale=self.depth**-0.5 if self.scale is None else self.scale,
             post_scale=(0.01 if self.activation == "silu" else 1.0) if self.post_scale is None else self.post_scale,
             min_distance=max(self.window[0], -FAR),
             max_distance=self.window[1],
-            dropout=0.0,
+            dropout=self.dropout,
         )
 
     def grad(self) -> Tensor:
@@ -119,12 +121,13 @@ class Sizes:
 
     def add(self, part: Any, grad: Tensor | None) -> None:
         a = self.a
-        weights = part.scaled(self.weights(part), None).abs()
+        weights = part.scaled(self.weights(part), part.kept()).abs()
         values = part.shared(a.value).abs()
         self.result[part.queries] = part.by_head(part.by_group(weights) @ values).transpose(0, 1)
         if grad is None:
             return
-        slopes = part.by_head(part.grouped(grad.abs()) @ values.transpose(1, 2)).mul_(abs(a.post_scale))
+        slopes = part.by_head(part.grouped(grad.abs()) @ values.transpose(1, 2))
+        slopes = part.scaled(slopes, part.kept()).abs_()
         if a.activation == "softmax":
             shares = self.weights(part)
             slopes = shares * (slopes + (slopes * shares).sum(-1, keepdim=True))

@@ -50,6 +50,9 @@ def test_lengths(activation, dtype, depth, cores):
         (BF16, {"pair_mask": "k", "bias": "hq"}),
         (F32, {"bias": "shqk", "holes": True}),
         (F16, {"bias": "hqk", "pair_mask": "sk", "position": 1}),
+        (BF16, {"pair_mask": "hqk", "holes": True, "window": (0, 90)}),
+        (F32, {"pair_mask": "sqk", "bias": "qk", "valid": True, "holes": True}),
+        (F16, {"pair_mask": "sq"}),  # some rows see nothing
     ],
     ids=str,
 )
@@ -127,6 +130,15 @@ def test_other_factors(activation, scale, post_scale):
     check_forward(Case((70,), scale=scale, post_scale=post_scale, activation=activation, position=2))
 
 
+@BOTH
+def test_a_hidden_pair_has_no_weight_whatever_its_score(activation):
+    """Models hide pairs by the least number of the dtype as well: both may come together."""
+    a = Case((40, 9), dtype=F32, activation=activation, pair_mask="qk", bias="qk").inputs()
+    a = a._replace(bias=torch.where(a.pair_mask, a.bias, torch.finfo(F32).min))
+    result, _ = attention.jagged_attention(*a, cores=1)
+    near(result, kernel.attention(*wide(a._replace(bias=a.bias.clamp(-10))))[0], Sizes(a).result, F32)
+
+
 def test_time_buckets_are_exact():
     """At, just below and just above each bound, and as far apart as times can be."""
     a = Case((64,), heads=1, depth=16, dtype=F32, time=1, window=(-FAR, FAR)).inputs()
@@ -178,12 +190,6 @@ def test_gradients_go_through_the_kernels(activation):
     assert twin.ran == ["jagged_attention", "jagged_attention_backward"]
     for x, y in zip(found, run(), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
-
-
-def test_dropout_is_refused():
-    a = Case((20,)).inputs()
-    with pytest.raises(NotImplementedError, match="no dropout"):
-        attention.jagged_attention(*a._replace(dropout=0.5, dropout_seed=torch.tensor(1)))
 
 
 def test_sizes_that_do_not_fit_are_refused():

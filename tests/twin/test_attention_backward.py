@@ -45,6 +45,8 @@ def test_lengths(activation, dtype, depth, cores, deterministic):
         (F32, {"pair_mask": "k", "bias": "hq"}),
         (F16, {"bias": "shqk", "holes": True}),
         (BF16, {"bias": "hqk", "pair_mask": "sk", "position": 1}),
+        (F32, {"pair_mask": "hqk", "holes": True, "window": (0, 90)}),
+        (F16, {"pair_mask": "sq", "valid": True}),  # some rows see nothing
     ],
     ids=str,
 )

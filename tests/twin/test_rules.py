@@ -48,6 +48,8 @@ BROKEN = {
     "rounding left open": (53, "cast-mode"),
     "overlap in part": (54, "overlap"),
     "gather out of range": (55, "out-of-bounds"),
+    "integer overflow": (62, "integer-overflow"),
+    "chosen lane out of range": (64, "out-of-bounds"),
     "stale cache": (57, "stale-cache"),
     "other core's write": (100, "missing-sync"),
     "two cores write": (102, "missing-sync"),
@@ -101,6 +103,18 @@ def test_what_is_not_written_is_poison():
 def test_tails_of_padded_copies():
     _, y, _ = run(59, blocks=1)
     assert y[:16].tolist() == [5, 6, 7, 5, 5, 5, 5, 5, 5, 6, 7, -1, -1, -1, -1, -1]
+
+
+def test_sums_do_not_wrap():
+    _, y, _ = run(65, blocks=1)
+    assert (y[:64].view(torch.int32) == 2**31 - 1).all()
+
+
+def test_lanes_that_bits_choose():
+    x, y, _ = run(63, blocks=1)
+    lanes = torch.arange(128)
+    others = torch.where(lanes % 8 >= 4, -2.0, -1.0)
+    assert torch.equal(y[:128], torch.where(lanes % 2 == 0, x[:128], others))
 
 
 @pytest.mark.parametrize(("which", "dtype"), [(60, torch.float16), (61, torch.bfloat16)])

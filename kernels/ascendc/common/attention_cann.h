@@ -34,11 +34,14 @@ inline const gert::Shape* Given(const gert::TilingContext* context, size_t input
   return shape == nullptr ? nullptr : &shape->GetStorageShape();
 }
 
-// Sizes of a problem; `first` is the place of query. False where the kernels lack something.
-inline bool SetProblem(const gert::TilingContext* context, size_t first, AttentionProblem* p) {
+inline PairSizes SizesOf(const gert::Shape* table) {
+  if (table == nullptr) return {};
+  return {table->GetDim(0), table->GetDim(1), table->GetDim(2), table->GetDim(3)};
+}
+
+// Sizes of a problem; `first` is the place of query.
+inline void SetProblem(const gert::TilingContext* context, size_t first, AttentionProblem* p) {
   const auto* attributes = context->GetAttrs();
-  const bool dropping = *attributes->GetFloat(kDropout) > 0.0f;
-  if (dropping || Given(context, first + kPairMask) != nullptr) return false;
   const gert::Shape& query = context->GetInputShape(first + kQuery)->GetStorageShape();
   const gert::Shape& key = context->GetInputShape(first + kKey)->GetStorageShape();
   p->sequences = context->GetInputShape(first + kQueryOffsets)->GetStorageShape().GetDim(0) - 1;
@@ -52,11 +55,9 @@ inline bool SetProblem(const gert::TilingContext* context, size_t first, Attenti
   p->indexBytes = ge::GetSizeByDataType(context->GetInputDesc(first + kQueryOffsets)->GetDataType());
   p->softmax = std::strcmp(attributes->GetStr(kActivation), "softmax") == 0;
   p->hasValid = Given(context, first + kKeyValid) != nullptr;
-  const gert::Shape* bias = Given(context, first + kBias);
-  p->pairSequences = bias == nullptr ? 0 : bias->GetDim(0);
-  p->pairHeads = bias == nullptr ? 0 : bias->GetDim(1);
-  p->pairQueries = bias == nullptr ? 0 : bias->GetDim(2);
-  p->pairKeys = bias == nullptr ? 0 : bias->GetDim(3);
+  p->bias = SizesOf(Given(context, first + kBias));
+  p->mask = SizesOf(Given(context, first + kPairMask));
+  p->hasSeed = Given(context, first + kDropoutSeed) != nullptr;
   const gert::Shape* position = Given(context, first + kPositionBias);
   p->positionEntries = position == nullptr ? 0 : position->GetDim(1);
   p->positionHeads = position == nullptr ? 0 : position->GetDim(0);
@@ -69,7 +70,7 @@ inline bool SetProblem(const gert::TilingContext* context, size_t first, Attenti
   p->cores = VectorCores(context);
   p->scale = *attributes->GetFloat(kScale);
   p->postScale = *attributes->GetFloat(kPostScale);
-  return true;
+  p->dropout = *attributes->GetFloat(kDropout);
 }
 
 }  // namespace turbogr::attention_host

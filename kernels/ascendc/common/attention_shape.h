@@ -14,6 +14,11 @@ constexpr int32_t kFarTime = (1 << 30) - 1;  // times are within this of each ot
 constexpr int32_t kFarColumn = 1 << 24;  // columns are below this, so that floats tell them apart
 constexpr int32_t kOffsetChunk = 128;    // offsets that are looked at a time
 
+// Of a dense table of pairs: its key columns, 0 where there is none, and strides, 0 where one entry stands for all.
+struct PairStrides {
+  int64_t columns, sequence, head, query;
+};
+
 struct AttentionShape {
   int64_t queryRows, keyRows;
   int32_t sequences;
@@ -25,13 +30,15 @@ struct AttentionShape {
   int32_t timeBounds;                   // K
   int32_t timeHeads;                    // rows of time_bias, of K + 1 entries: heads or 1; 0 without time_bias
   int32_t boundSlots;                   // entries of the table of bounds in UB: K and what a search may probe beyond
-  int32_t pairColumns;                  // key columns of bias, 0 without one
   int32_t minDistance, maxDistance;     // clamped to what columns can be apart
   int32_t rowBlock;                     // queries of a tile
   int32_t slab;                         // elements of a tile that the vector unit takes at a time
   int32_t cores;                        // vector cores at work
-  float scale, postScale;
-  int64_t pairSequence, pairHead, pairQuery;  // strides of bias, 0 where one entry stands for all
+  float scale, postScale;               // the latter with what dropout multiplies by
+  PairStrides bias, mask;
+  // Random bits of a pair, as signed numbers: those in [dropLow, dropHigh] are dropped, or kept where not dropInside.
+  int32_t drops;                        // or no bits are needed
+  int32_t dropInside, dropLow, dropHigh;
 };
 
 }  // namespace turbogr

@@ -1,38 +1,16 @@
-// A tile of scores, queries x keys, and what is known of its rows and columns: who sees whom, and biases.
+// What is known of rows and columns of a tile of scores: who sees whom, biases, and who is dropped.
 //
 // Columns of the padded batch ascend within a sequence, so what a query sees is a run of keys, with holes where
 // key_valid says so. The vector unit takes a tile in slabs of rows. Where the tile crosses the edge of what is visible,
 // a slab is as wide as the keys that any of its rows sees, and the rest is masked. Other tiles need no mask.
 #pragma once
 
-#include "attention_bias.h"
+#include "attention_dropout.h"
+#include "attention_pairs.h"
 
 namespace turbogr {
 
 constexpr float kHiddenColumn = 1e30f;  // column of a key that nobody sees
-
-// Queries and keys of one tile, and where it stands in its unit of work.
-struct Step {
-  int64_t queryRow, keyRow;  // first rows, of the packed tensors
-  int32_t rows, keys;        // their numbers; none of either: nothing to see
-  int32_t head;
-  int32_t slot;              // of the rings in the workspace
-  int32_t unit;              // number of the unit of work, modulo 2
-  int32_t sequence;          // number of it
-  bool exists, first, last;  // of its unit
-  bool closing;              // the last one of its head, in the backward
-  bool lower, upper;         // whether min_distance, max_distance hide a pair
-  int32_t column;            // of the first key
-
-  __aicore__ inline bool Busy() const { return exists && rows > 0 && keys > 0; }
-};
-
-// Rows of a tile, and the columns that they see: [low, low + columns), in a buffer of `width` columns.
-struct Slab {
-  int32_t row, rows, low, columns, width;
-
-  __aicore__ inline int32_t Count() const { return rows * width; }
-};
 
 // How far a run of ascending columns stays below a limit; columns without holes are found at once.
 template <typename Columns>
@@ -63,9 +41,10 @@ __aicore__ inline int32_t CountBelow(const Columns& columns, int32_t count, int6
 template <typename Index>
 struct TileInputs {
   GlobalTensor<Index> queryColumns, keyColumns;
-  GlobalTensor<uint8_t> keyValid;
+  GlobalTensor<uint8_t> keyValid, pairMask;
   GlobalTensor<float> bias, positionBias, timeBias;
   GlobalTensor<int32_t> timeBounds, queryTimes, keyTimes;
+  GlobalTensor<int64_t> dropoutSeed;
 };
 
 template <typename Index>
@@ -79,10 +58,11 @@ class AttentionTile {
     inputs_ = inputs;
     hasPosition_ = shape.positionEntries > 0;
     hasTime_ = shape.timeHeads > 0;
-    hasPairs_ = shape.pairColumns > 0;
     masks_ = shape.minDistance > -kFarColumn || shape.maxDistance < kFarColumn || shape.hasValid;
     loaded_ = pipe->AllocEventID<HardEvent::MTE2_S>();
-    if (!Informed()) return;
+    pairs_.Init(pipe, shape, inputs.bias, inputs.pairMask);
+    dropout_.Init(pipe, shape, inputs.dropoutSeed);
+    if (!masks_ && !Informed()) return;
     keyTimesAt_ = (kKeyBlock + kRowBlock) * sizeof(Index);
     keyValidAt_ = keyTimesAt_ + (hasTime_ ? (kKeyBlock + kRowBlock) * sizeof(int32_t) : 0);
     pipe->InitBuffer(info_, 2, keyValidAt_ + (shape.hasValid ? kKeyBlock : 0));
@@ -93,10 +73,6 @@ class AttentionTile {
       pipe->InitBuffer(rowLimits_, 2 * kRowBlock * 32);
       pipe->InitBuffer(bits_, 2 * shape.slab / 8 + 2 * kRowBlock * 8);
       pipe->InitBuffer(hidden_, 32);
-    }
-    if (hasPairs_) {
-      pipe->InitBuffer(pairs_, 1, shape.slab * sizeof(float));
-      pipe->InitBuffer(keyGaps_, kKeyBlock * sizeof(int32_t));
     }
     if (hasPosition_) pipe->InitBuffer(rowPlaces_, kRowBlock * 32);
     if (hasTime_) {
@@ -163,14 +139,8 @@ class AttentionTile {
     }
     PipeBarrier<PIPE_V>();
     if (shape_.hasValid || step_.lower || step_.upper) PrepareMask(keys, rows, scratch);
-    if (hasPairs_) {
-      auto gaps = keyGaps_.Get<int32_t>();
-      const int32_t count = RoundUp(step_.keys, kColumnUnit);
-      Adds(gaps, keys, -step_.column, count);
-      PipeBarrier<PIPE_V>();
-      Muls(gaps, gaps, 4, count);
-      PipeBarrier<PIPE_V>();
-    }
+    if (pairs_.Any()) pairs_.Prepare(step_, keyColumns_, queryColumns_, keys);
+    if (dropout_.Drops()) dropout_.Prepare(step_, keys, rows, KeyColumn(step_.keys - 1), scratch);
     if (hasPosition_) {
       // Addresses of M - 1 + query column, less those of key columns.
       Adds(rows, rows, shape_.positionEntries / 2, step_.rows);
@@ -208,43 +178,22 @@ class AttentionTile {
   }
 
   // scores[r, c] = value where the pair is hidden.
-  __aicore__ inline void Hide(const LocalTensor<float>& scores, const Slab& slab, float value) {
-    if (!masked_) return;
-    auto bits = bits_.Get<uint8_t>();
-    auto other = bits[shape_.slab / 8 + kRowBlock * 8];
-    auto keys = keyFloats_.Get<float>();
-    auto most = rowLimits_.Get<float>()[slab.row * 8];
-    auto least = rowLimits_.Get<float>()[(kRowBlock + slab.row) * 8];
-    auto hidden = hidden_.Get<float>();
-    const int32_t bytes = RoundUp(slab.rows, 4) * 8;  // of bits for 64 columns
-    Duplicate(hidden, value, 8);
-    // A repeat of Compare looks at 64 keys, whatever the mask; those beyond the slab are not selected by.
-    for (int32_t c = 0; c < slab.width; c += kLanes) {
-      const BinaryRepeatParams broadcast{1, 0, 1, 8, 1, 0};
-      auto own = bits[c / kLanes * bytes];
-      Compare(own, most, keys[slab.low + c], CMPMODE::GE, kLanes, slab.rows, broadcast);
-      if (step_.upper) {
-        Compare(other, least, keys[slab.low + c], CMPMODE::LE, kLanes, slab.rows, broadcast);
-        PipeBarrier<PIPE_V>();
-        And(own.template ReinterpretCast<uint16_t>(), own.template ReinterpretCast<uint16_t>(),
-            other.template ReinterpretCast<uint16_t>(), slab.rows * 4);
-      }
-    }
-    PipeBarrier<PIPE_V>();
-    for (int32_t c = 0; c < slab.width; c += kLanes) {
-      const uint8_t pitch = static_cast<uint8_t>(slab.width / 8);
-      Select(scores[c], bits[c / kLanes * bytes], scores[c], hidden, SELMODE::VSEL_TENSOR_TENSOR_MODE,
-             static_cast<uint64_t>(Smaller(kLanes, slab.width - c)), slab.rows,
-             BinaryRepeatParams{1, 1, 0, pitch, pitch, 0});
-    }
-    PipeBarrier<PIPE_V>();
+  __aicore__ inline void Hide(const LocalTensor<float>& scores, const Slab& slab, float value,
+                              const LocalTensor<float>& scratch) {
+    if (masked_) HideKeys(scores, slab, value);
+    if (pairs_.HasMask()) pairs_.Hide(scores, slab, value, scratch);
   }
+
+  // Dropout: Draw says which pairs of a slab stay, and Drop puts a 0 where others are.
+  __aicore__ inline bool Drops() const { return dropout_.Drops(); }
+  __aicore__ inline void Draw(const Slab& slab, const LocalTensor<float>& scratch) { dropout_.Draw(slab, scratch); }
+  __aicore__ inline void Drop(const LocalTensor<float>& x, const Slab& slab) { dropout_.Apply(x, slab); }
 
   // Adds biases to scores, or takes them away where scores come with the other sign. The entries of time_bias are kept
   // where `entries` has room for them: as floats, times four.
   __aicore__ inline void Bias(const LocalTensor<float>& scores, const Slab& slab, bool negative,
                               const LocalTensor<float>& scratch, const LocalTensor<float>* kept = nullptr) {
-    if (hasPairs_) AddPairs(scores, slab, negative, scratch);
+    if (pairs_.HasBias()) pairs_.AddBias(scores, slab, negative, scratch);
     if (!hasPosition_ && !hasTime_) return;
     const int32_t part = shape_.slab / 4;
     const int32_t rows = part / slab.width;
@@ -301,9 +250,44 @@ class AttentionTile {
   __aicore__ inline int32_t KeysBelow(int64_t limit) const { return CountBelow(keyColumns_, step_.keys, limit); }
 
  private:
-  __aicore__ inline bool Informed() const { return masks_ || hasPairs_ || hasPosition_ || hasTime_; }
+  // Whether columns or times of each tile are to be known, be it at an edge or not.
+  __aicore__ inline bool Informed() const {
+    return shape_.hasValid || pairs_.Any() || hasPosition_ || hasTime_ || dropout_.Drops();
+  }
   __aicore__ inline bool Needs(const Step& step) const {
-    return step.Busy() && (step.lower || step.upper || shape_.hasValid || hasPairs_ || hasPosition_ || hasTime_);
+    return step.Busy() && (step.lower || step.upper || Informed());
+  }
+
+  // By distance, and keys that are not valid.
+  __aicore__ inline void HideKeys(const LocalTensor<float>& scores, const Slab& slab, float value) {
+    auto bits = bits_.Get<uint8_t>();
+    auto other = bits[shape_.slab / 8 + kRowBlock * 8];
+    auto keys = keyFloats_.Get<float>();
+    auto most = rowLimits_.Get<float>()[slab.row * 8];
+    auto least = rowLimits_.Get<float>()[(kRowBlock + slab.row) * 8];
+    auto hidden = hidden_.Get<float>();
+    const int32_t bytes = RoundUp(slab.rows, 4) * 8;  // of bits for 64 columns
+    Duplicate(hidden, value, 8);
+    // A repeat of Compare looks at 64 keys, whatever the mask; those beyond the slab are not selected by.
+    for (int32_t c = 0; c < slab.width; c += kLanes) {
+      const BinaryRepeatParams broadcast{1, 0, 1, 8, 1, 0};
+      auto own = bits[c / kLanes * bytes];
+      Compare(own, most, keys[slab.low + c], CMPMODE::GE, kLanes, slab.rows, broadcast);
+      if (step_.upper) {
+        Compare(other, least, keys[slab.low + c], CMPMODE::LE, kLanes, slab.rows, broadcast);
+        PipeBarrier<PIPE_V>();
+        And(own.template ReinterpretCast<uint16_t>(), own.template ReinterpretCast<uint16_t>(),
+            other.template ReinterpretCast<uint16_t>(), slab.rows * 4);
+      }
+    }
+    PipeBarrier<PIPE_V>();
+    for (int32_t c = 0; c < slab.width; c += kLanes) {
+      const uint8_t pitch = static_cast<uint8_t>(slab.width / 8);
+      Select(scores[c], bits[c / kLanes * bytes], scores[c], hidden, SELMODE::VSEL_TENSOR_TENSOR_MODE,
+             static_cast<uint64_t>(Smaller(kLanes, slab.width - c)), slab.rows,
+             BinaryRepeatParams{1, 1, 0, pitch, pitch, 0});
+    }
+    PipeBarrier<PIPE_V>();
   }
 
   // Columns behind the last key, up to a multiple of 16: they are computed and not used, but must have addresses.
@@ -390,74 +374,6 @@ class AttentionTile {
     times_ = table_[RoundUp(shape_.positionEntries, 8)];
   }
 
-  // bias[sequence, head, query column, key column]. Rows lie side by side where neither queries nor keys leave columns
-  // out; else rows are loaded one by one, or from the first key of the tile on, and Gather picks keys from them.
-  __aicore__ inline void AddPairs(const LocalTensor<float>& scores, const Slab& slab, bool negative,
-                                  const LocalTensor<float>& scratch) {
-    const int64_t first = KeyColumn(slab.low), span = KeyColumn(slab.low + slab.columns - 1) - first + 1;
-    const bool holes = span > slab.columns;
-    const int64_t begin = holes ? KeyColumn(0) : first;
-    const int32_t columns = holes ? static_cast<int32_t>(first + span - begin) : slab.columns;
-    const int32_t width = holes ? RoundUp(columns, kColumnUnit) : slab.width;
-    const int64_t origin = step_.sequence * shape_.pairSequence + step_.head * shape_.pairHead + begin;
-    const bool same = shape_.pairQuery == 0;  // one row stands for all
-    const int32_t most = same ? slab.rows : Smaller(slab.rows, shape_.slab / width);
-    for (int32_t row = 0; row < slab.rows; row += most) {
-      const int32_t rows = Smaller(most, slab.rows - row);
-      auto found = LoadPairs(origin, slab.row + row, same ? 1 : rows, columns, width);
-      auto to = scores[row * slab.width];
-      if (holes) {
-        for (int32_t r = 0; r < (same ? 1 : rows); ++r) {
-          Gather(scratch[r * slab.width], found[r * width], keyGaps_.Get<uint32_t>()[slab.low], 0U,
-                 static_cast<uint32_t>(slab.width));
-        }
-        PipeBarrier<PIPE_V>();
-      }
-      const auto bias = holes ? scratch : found;
-      if (same) {
-        ApplyRow(to, bias, rows, slab.width, negative);
-      } else {
-        Apply(to, bias, rows * slab.width, negative);
-      }
-      pairs_.FreeTensor(found);
-    }
-  }
-
-  __aicore__ inline LocalTensor<float> LoadPairs(int64_t origin, int32_t row, int32_t rows, int32_t columns,
-                                                 int32_t width) {
-    auto to = pairs_.AllocTensor<float>();
-    const uint32_t bytes = columns * sizeof(float);
-    const int64_t column = QueryColumn(row);
-    if (QueryColumn(row + rows - 1) - column == rows - 1) {
-      const uint32_t apart = static_cast<uint32_t>((shape_.pairColumns - columns) * sizeof(float));
-      DataCopyPad(to, inputs_.bias[origin + column * shape_.pairQuery],
-                  DataCopyExtParams{static_cast<uint16_t>(rows), bytes, apart,
-                                    static_cast<uint32_t>((width - RoundUp(columns, 8)) / 8), 0},
-                  DataCopyPadExtParams<float>{});
-    } else {
-      for (int32_t r = 0; r < rows; ++r) {
-        CopyIn(to[r * width], inputs_.bias[origin + QueryColumn(row + r) * shape_.pairQuery], columns);
-      }
-    }
-    pairs_.EnQue(to);
-    return pairs_.DeQue<float>();
-  }
-
-  __aicore__ inline void ApplyRow(const LocalTensor<float>& scores, const LocalTensor<float>& row, int32_t rows,
-                                  int32_t width, bool negative) {
-    const uint8_t pitch = static_cast<uint8_t>(width / 8);
-    const BinaryRepeatParams params{1, 1, 1, pitch, pitch, 0};
-    for (int32_t c = 0; c < width; c += kLanes) {
-      const uint64_t mask = Smaller(kLanes, width - c);
-      if (negative) {
-        Sub(scores[c], scores[c], row[c], mask, static_cast<uint8_t>(rows), params);
-      } else {
-        Add(scores[c], scores[c], row[c], mask, static_cast<uint8_t>(rows), params);
-      }
-    }
-    PipeBarrier<PIPE_V>();
-  }
-
   __aicore__ inline void Positions(const Slab& piece, const LocalTensor<float>& places,
                                    const LocalTensor<float>& found) {
     auto addresses = places.template ReinterpretCast<int32_t>();
@@ -481,16 +397,18 @@ class AttentionTile {
   TPipe* pipe_;
   AttentionShape shape_;
   TileInputs<Index> inputs_;
-  bool hasPairs_ = false, hasPosition_ = false, hasTime_ = false, masks_ = false, begun_ = false, masked_ = false;
+  bool hasPosition_ = false, hasTime_ = false, masks_ = false, begun_ = false, masked_ = false;
   int32_t keyTimesAt_ = 0, keyValidAt_ = 0, tableHead_ = -1;
   TEventID loaded_ = 0;
-  TQue<TPosition::VECIN, 1> info_, pairs_, tables_;
+  TQue<TPosition::VECIN, 1> info_, tables_;
   TBuf<TPosition::VECCALC> columns_, keyFloats_, rowFloats_, rowLimits_, bits_, hidden_, rowPlaces_, keyTimes_,
-      rowTimes_, keyGaps_;
+      rowTimes_;
   LocalTensor<uint8_t> current_;
   LocalTensor<Index> keyColumns_, queryColumns_;
   LocalTensor<float> table_, times_;
   TimeBuckets buckets_;
+  PairTables<Index> pairs_;
+  PairDropout dropout_;
   Step step_;
 };
 

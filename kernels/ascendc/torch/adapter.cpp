@@ -382,7 +382,6 @@ std::tuple<Tensor, Tensor, Tensor> sampled_softmax_backward(Tensor grad, Tensor 
 // --- jagged_attention -----------------------------------------------------------------------------------------------
 
 constexpr int64_t kNever = (int64_t{1} << 31) - 1;  // a bound that no gap reaches
-constexpr double kHidden = -3e38;                    // bias of a pair that pair_mask hides: kNoScore of the kernels
 
 // Arguments of the op, in the order of its schema.
 struct Attention {
@@ -442,10 +441,9 @@ struct Attention {
     p.timeHeads = time_bias ? time_bias->size(0) : 0;
     p.minDistance = min_distance;
     p.maxDistance = max_distance;
-    p.pairSequences = bias ? bias->size(0) : 0;
-    p.pairHeads = bias ? bias->size(1) : 0;
-    p.pairQueries = bias ? bias->size(2) : 0;
-    p.pairKeys = bias ? bias->size(3) : 0;
+    p.bias = sizes_of(bias);
+    p.mask = sizes_of(pair_mask);
+    p.hasSeed = dropout_seed.has_value();
     if (bias) {
       const std::vector<int64_t> sizes = sizes_of_bias_grad();
       p.gradSequences = sizes[0];
@@ -456,17 +454,18 @@ struct Attention {
     p.cores = kCores;
     p.scale = scale;
     p.postScale = post_scale;
+    p.dropout = dropout;
     return p;
   }
 
-  // What the kernels do not take; empty where they take all. Afterwards pair_mask is part of bias.
+  // What the kernels do not take; empty where they take all.
   template <typename Tiling>
-  std::string refused(int64_t wanted) {
+  std::string refused(int64_t wanted) const {
     if (!computable(query)) return c10::toString(query.scalar_type());
-    if (dropout > 0.0) return "dropout";
-    join_mask_and_bias();
     // How many keys there are is known to the device alone.
-    if (bias && bias->size(3) <= 1) return "mask or bias that all keys share";
+    for (const Optional& x : {pair_mask, bias}) {
+      if (x && x->size(3) <= 1) return "mask or bias that all keys share";
+    }
     return takes<Tiling>(problem(wanted)) ? "" : "tensors of these sizes";
   }
 
@@ -482,31 +481,30 @@ struct Attention {
 
   // Tensors as the kernels take them.
   void prepare() {
-    if (bias) {
-      if (bias->size(2) > 1) require_range("jagged_attention: columns of queries", query_columns, bias->size(2));
-      require_range("jagged_attention: columns of keys", key_columns, bias->size(3));
+    for (const Optional& x : {pair_mask, bias}) {
+      if (!x) continue;
+      if (x->size(2) > 1) require_range("jagged_attention: columns of queries", query_columns, x->size(2));
+      require_range("jagged_attention: columns of keys", key_columns, x->size(3));
     }
     for (Tensor* x : {&query, &key, &value, &query_offsets, &key_offsets, &query_columns, &key_columns}) {
       *x = x->contiguous();
     }
     key_valid = plain(key_valid);
+    pair_mask = plain(pair_mask);
+    bias = cast(bias, at::kFloat);
     position_bias = cast(position_bias, at::kFloat);
     time_bias = cast(time_bias, at::kFloat);
     if (time_bounds) time_bounds = time_bounds->clamp(0, kNever).to(at::kInt).contiguous();
     if (query_times && key_times) make_times_relative();
-    dropout_seed = std::nullopt;
+    dropout_seed = plain(dropout_seed);
   }
 
  private:
   static bool one_or(int64_t found, int64_t size) { return found == 1 || found == size; }
 
-  void join_mask_and_bias() {
-    bias = cast(bias, at::kFloat);
-    if (!pair_mask) return;
-    const at::TensorOptions options = query.options().dtype(at::kFloat);
-    const Tensor shown = bias ? *bias : at::zeros({1, 1, 1, 1}, options);
-    bias = at::where(*pair_mask, shown, at::full({}, kHidden, options)).contiguous();
-    pair_mask = std::nullopt;
+  static turbogr::PairSizes sizes_of(const Optional& table) {
+    if (!table) return {};
+    return {table->size(0), table->size(1), table->size(2), table->size(3)};
   }
 
   // Times in 32 bits, relative to that of the first key of the same sequence.

@@ -6,7 +6,7 @@ namespace optiling {
 
 static ge::graphStatus JaggedAttentionTilingFunc(gert::TilingContext* context) {
   turbogr::AttentionProblem problem = {};
-  if (!turbogr::attention_host::SetProblem(context, 0, &problem)) return ge::GRAPH_FAILED;
+  turbogr::attention_host::SetProblem(context, 0, &problem);
   return turbogr::SetLaunch<turbogr::JaggedAttentionTiling>(context, problem);
 }
 

@@ -15,8 +15,9 @@ extern "C" __global__ __aicore__ void jagged_attention(
   AscendC::TPipe pipe;
   turbogr::JaggedAttentionKernel<DTYPE_QUERY, DTYPE_QUERY_OFFSETS> kernel;
   REGIST_MATMUL_OBJ(&pipe, GetSysWorkSpacePtr(), kernel.scores, &t.scores, kernel.values, &t.values);
-  kernel.Init(&pipe, t, {query, key, value, query_offsets, key_offsets, query_columns, key_columns, key_valid, bias,
-                         position_bias, time_bias, time_bounds, query_times, key_times, result, log_sum},
+  kernel.Init(&pipe, t, {query, key, value, query_offsets, key_offsets, query_columns, key_columns, key_valid,
+                         pair_mask, bias, position_bias, time_bias, time_bounds, query_times, key_times, dropout_seed,
+                         result, log_sum},
               AscendC::GetUserWorkspace(workspace));
   kernel.Run();
 }

@@ -49,8 +49,8 @@ struct QueryBlocks {
 using Address = GM_ADDR;
 
 struct AttentionArguments {
-  Address query, key, value, queryOffsets, keyOffsets, queryColumns, keyColumns, keyValid, bias, positionBias, timeBias,
-      timeBounds, queryTimes, keyTimes, result, logSum;
+  Address query, key, value, queryOffsets, keyOffsets, queryColumns, keyColumns, keyValid, pairMask, bias, positionBias,
+      timeBias, timeBounds, queryTimes, keyTimes, dropoutSeed, result, logSum;
 };
 
 template <typename T, typename Index>
@@ -78,12 +78,14 @@ class JaggedAttentionKernel {
     inputs_.queryColumns.SetGlobalBuffer((__gm__ Index*)gm.queryColumns);
     inputs_.keyColumns.SetGlobalBuffer((__gm__ Index*)gm.keyColumns);
     inputs_.keyValid.SetGlobalBuffer(gm.keyValid);
+    inputs_.pairMask.SetGlobalBuffer(gm.pairMask);
     inputs_.bias.SetGlobalBuffer((__gm__ float*)gm.bias);
     inputs_.positionBias.SetGlobalBuffer((__gm__ float*)gm.positionBias);
     inputs_.timeBias.SetGlobalBuffer((__gm__ float*)gm.timeBias);
     inputs_.timeBounds.SetGlobalBuffer((__gm__ int32_t*)gm.timeBounds);
     inputs_.queryTimes.SetGlobalBuffer((__gm__ int32_t*)gm.queryTimes);
     inputs_.keyTimes.SetGlobalBuffer((__gm__ int32_t*)gm.keyTimes);
+    inputs_.dropoutSeed.SetGlobalBuffer((__gm__ int64_t*)gm.dropoutSeed);
     InitWorkspace(workspace + core_ * tiling.coreBytes);
     InitBuffers();
     GlobalTensor<Index> queryOffsets, keyOffsets;
@@ -195,7 +197,7 @@ class JaggedAttentionKernel {
   }
 
   __aicore__ inline void FindEdges(Step& step) {
-    if (shape_.positionEntries > 0 || shape_.pairColumns > 0)
+    if (shape_.positionEntries > 0 || shape_.bias.columns > 0 || shape_.mask.columns > 0)
       step.column = static_cast<int32_t>(inputs_.keyColumns.GetValue(step.keyRow));
     if (!Windowed()) return;
     const int64_t first = static_cast<int64_t>(inputs_.keyColumns.GetValue(step.keyRow));
@@ -282,13 +284,14 @@ class JaggedAttentionKernel {
     Muls(x, x, -shape_.scale, count);
     PipeBarrier<PIPE_V>();
     tile_.Bias(x, slab, true, scratch);
-    tile_.Hide(x, slab, kNoSilu);
+    tile_.Hide(x, slab, kNoSilu, scratch);
     Exp(scratch, x, count);
     PipeBarrier<PIPE_V>();
     Adds(scratch, scratch, 1.0f, count);
     PipeBarrier<PIPE_V>();
     Div(x, x, scratch, count);
     PipeBarrier<PIPE_V>();
+    Drop(slab, x);
     Emit(step, slab, x);
   }
 
@@ -302,7 +305,7 @@ class JaggedAttentionKernel {
     Muls(x, x, shape_.scale, slab.Count());
     PipeBarrier<PIPE_V>();
     tile_.Bias(x, slab, false, scratch);
-    tile_.Hide(x, slab, kNoScore);
+    tile_.Hide(x, slab, kNoScore, scratch);
     RowReduction<true>::Run(found, x, slab.rows, slab.columns, slab.width, scratch, RowVector(kRest));
     Max(found, found, top, slab.rows);
     PipeBarrier<PIPE_V>();
@@ -318,7 +321,15 @@ class JaggedAttentionKernel {
     PipeBarrier<PIPE_V>();
     RowReduction<false>::Run(found, x, slab.rows, slab.columns, slab.width, scratch, RowVector(kRest));
     Add(total, total, found, slab.rows);
+    Drop(slab, x);
     Emit(step, slab, x);
+  }
+
+  // Sums of exponentials are over all pairs, weights over those that stay; what those gain is part of post_scale.
+  __aicore__ inline void Drop(const Slab& slab, const LocalTensor<float>& x) {
+    if (!tile_.Drops()) return;
+    tile_.Draw(slab, scratch_.Get<float>());
+    tile_.Drop(x, slab);
   }
 
   // Weights of a slab, in the dtype of the inputs.

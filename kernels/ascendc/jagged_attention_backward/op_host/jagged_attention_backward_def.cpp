@@ -6,9 +6,9 @@ namespace optiling {
 
 static ge::graphStatus JaggedAttentionBackwardTilingFunc(gert::TilingContext* context) {
   turbogr::AttentionProblem problem = {};
-  if (!turbogr::attention_host::SetProblem(context, 3, &problem)) return ge::GRAPH_FAILED;
+  turbogr::attention_host::SetProblem(context, 3, &problem);
   problem.wanted = *context->GetAttrs()->GetInt(turbogr::attention_host::kWanted);
-  if ((problem.wanted & turbogr::kWantBias) != 0 && problem.pairKeys > 0) {
+  if ((problem.wanted & turbogr::kWantBias) != 0 && problem.bias.keys > 0) {
     const gert::Shape& bias = context->GetOutputShape(3)->GetStorageShape();
     problem.gradSequences = bias.GetDim(0);
     problem.gradHeads = bias.GetDim(1);

@@ -23,14 +23,14 @@ inline Launch Tile(const JaggedAttentionBackwardProblem& p, JaggedAttentionBackw
   shape = ShapeOf(p);
   tiling->wanted = static_cast<int32_t>(p.wanted);
   if (p.positionEntries == 0) tiling->wanted &= ~kWantPosition;
-  if (p.pairKeys == 0) tiling->wanted &= ~kWantBias;
+  if (p.bias.keys == 0) tiling->wanted &= ~kWantBias;
   if (p.timeHeads == 0) tiling->wanted &= ~kWantTime;
   tiling->deterministic = p.deterministic != 0;
   tiling->lanes = static_cast<int32_t>(p.deterministic ? p.sequences : shape.cores);
   // Sums over sequences or heads have no fixed order, so deterministic mode leaves them to the caller.
   const bool whole = p.gradSequences == p.sequences && p.gradHeads == p.heads;
   const bool ordered = !p.deterministic || (tiling->wanted & kWantBias) == 0 || whole;
-  const int64_t own = p.pairQueries * p.pairKeys;
+  const int64_t own = p.bias.queries * p.bias.keys;
   tiling->biasHead = p.gradHeads > 1 ? own : 0;
   tiling->biasSequence = p.gradSequences > 1 ? p.gradHeads * own : 0;
   tiling->biasEntries = p.gradSequences * p.gradHeads * own;

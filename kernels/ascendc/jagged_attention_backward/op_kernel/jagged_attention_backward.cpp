@@ -19,8 +19,8 @@ extern "C" __global__ __aicore__ void jagged_attention_backward(
                     &t.rows);
   kernel.Init(&pipe, t,
               {grad, result, log_sum, query, key, value, query_offsets, key_offsets, query_columns, key_columns,
-               key_valid, bias, position_bias, time_bias, time_bounds, query_times, key_times, query_grad, key_grad,
-               value_grad, bias_grad, position_bias_grad, time_bias_grad},
+               key_valid, pair_mask, bias, position_bias, time_bias, time_bounds, query_times, key_times,
+               dropout_seed, query_grad, key_grad, value_grad, bias_grad, position_bias_grad, time_bias_grad},
               AscendC::GetUserWorkspace(workspace));
   kernel.Run();
 }

@@ -16,6 +16,7 @@
 //     silu     weight = post_scale · -t g,    scores_grad = slope · post_scale · g (1 - t + t g)
 //     softmax  weight = post_scale · p,       scores_grad = p · (slope · post_scale - d),    p = exp(score - log_sum)
 // where d = <grad, result> of the row: computed before the tiles, and kept with log_sum, one head behind the other.
+// Dropout puts a 0 in the place of slopes, before d is taken from them, and of weights; post_scale has what others gain.
 #pragma once
 
 #include "jagged_attention_backward_tables.h"
@@ -58,8 +59,8 @@ using Address = GM_ADDR;
 
 struct AttentionBackwardArguments {
   Address grad, result, logSum, query, key, value, queryOffsets, keyOffsets, queryColumns, keyColumns, keyValid,
-      bias, positionBias, timeBias, timeBounds, queryTimes, keyTimes, queryGrad, keyGrad, valueGrad, biasGrad,
-      positionGrad, timeGrad;
+      pairMask, bias, positionBias, timeBias, timeBounds, queryTimes, keyTimes, dropoutSeed, queryGrad, keyGrad,
+      valueGrad, biasGrad, positionGrad, timeGrad;
 };
 
 template <typename T, typename Index>
@@ -97,12 +98,14 @@ class JaggedAttentionBackwardKernel {
     inputs_.queryColumns.SetGlobalBuffer((__gm__ Index*)gm.queryColumns);
     inputs_.keyColumns.SetGlobalBuffer((__gm__ Index*)gm.keyColumns);
     inputs_.keyValid.SetGlobalBuffer(gm.keyValid);
+    inputs_.pairMask.SetGlobalBuffer(gm.pairMask);
     inputs_.bias.SetGlobalBuffer((__gm__ float*)gm.bias);
     inputs_.positionBias.SetGlobalBuffer((__gm__ float*)gm.positionBias);
     inputs_.timeBias.SetGlobalBuffer((__gm__ float*)gm.timeBias);
     inputs_.timeBounds.SetGlobalBuffer((__gm__ int32_t*)gm.timeBounds);
     inputs_.queryTimes.SetGlobalBuffer((__gm__ int32_t*)gm.queryTimes);
     inputs_.keyTimes.SetGlobalBuffer((__gm__ int32_t*)gm.keyTimes);
+    inputs_.dropoutSeed.SetGlobalBuffer((__gm__ int64_t*)gm.dropoutSeed);
     InitWorkspace(workspace);
     InitBuffers();
     GlobalTensor<Index> queryOffsets, keyOffsets;
@@ -322,7 +325,7 @@ class JaggedAttentionBackwardKernel {
   }
 
   __aicore__ inline void FindEdges(Step& step) {
-    if (shape_.positionEntries > 0 || shape_.pairColumns > 0)
+    if (shape_.positionEntries > 0 || shape_.bias.columns > 0 || shape_.mask.columns > 0)
       step.column = static_cast<int32_t>(inputs_.keyColumns.GetValue(step.keyRow));
     if (!Windowed()) return;
     const int64_t first = static_cast<int64_t>(inputs_.queryColumns.GetValue(step.queryRow));
@@ -461,11 +464,12 @@ class JaggedAttentionBackwardKernel {
     auto gates = scratch_.Get<float>();
     auto weights = other_.Get<float>();
     const int32_t count = slab.Count();
+    Draw(slab, slopes);
     Muls(x, x, -shape_.scale, count);
     PipeBarrier<PIPE_V>();
     AddBias(x, slab, true);
     // exp gives infinity for a hidden pair, so that its gate is 0, and with it all that follows.
-    tile_.Hide(x, slab, kNoSilu);
+    tile_.Hide(x, slab, kNoSilu, gates);
     Exp(gates, x, count);
     PipeBarrier<PIPE_V>();
     Adds(gates, gates, 1.0f, count);
@@ -476,6 +480,7 @@ class JaggedAttentionBackwardKernel {
     PipeBarrier<PIPE_V>();
     Sub(x, weights, x, count);
     Mul(slopes, slopes, gates, count);
+    if (tile_.Drops()) tile_.Drop(weights, slab);
     Emit(outWeights_, ringWeights_, step, slab, weights);
     PipeBarrier<PIPE_V>();
     Adds(x, x, 1.0f, count);
@@ -488,19 +493,28 @@ class JaggedAttentionBackwardKernel {
                                  const LocalTensor<float>& slopes) {
     const int32_t count = slab.Count();
     auto blocks = blocks_.Get<float>()[slab.row * 8];
+    Draw(slab, slopes);
     Muls(x, x, shape_.scale, count);
     Muls(slopes, slopes, shape_.postScale, count);
     PipeBarrier<PIPE_V>();
     AddBias(x, slab, false);
-    tile_.Hide(x, slab, kNoScore);
+    tile_.Hide(x, slab, kNoScore, scratch_.Get<float>());
     MinusBlocks(x, blocks, slab.rows, slab.width);
     MinusBlocks(slopes, blocks[kRowBlock * 8], slab.rows, slab.width);
     PipeBarrier<PIPE_V>();
     Exp(x, x, count);
     PipeBarrier<PIPE_V>();
     Mul(slopes, slopes, x, count);
+    if (tile_.Drops()) tile_.Drop(x, slab);
     Emit(outWeights_, ringWeights_, step, slab, x);
     PipeBarrier<PIPE_V>();
+  }
+
+  // Slopes of pairs that are dropped count for nothing; weights follow when scores have been taken from them.
+  __aicore__ inline void Draw(const Slab& slab, const LocalTensor<float>& slopes) {
+    if (!tile_.Drops()) return;
+    tile_.Draw(slab, scratch_.Get<float>());
+    tile_.Drop(slopes, slab);
   }
 
   __aicore__ inline void AddBias(const LocalTensor<float>& x, const Slab& slab, bool negative) {

@@ -161,7 +161,7 @@ class TableGradients {
     }
     if (Wants(kWantBias)) {
       const int64_t origin = step.sequence * tiling_.biasSequence + step.head * tiling_.biasHead;
-      EmitTo(biasGrad_, origin + column, shape_.pairQuery, from, row, rows, columns, width);
+      EmitTo(biasGrad_, origin + column, shape_.bias.query, from, row, rows, columns, width);
     }
     SetAtomicNone();
     rowQueue_.FreeTensor(from);

@@ -53,20 +53,26 @@ void Binary(const char* name, const LocalTensor<T>& dst, const LocalTensor<T>& a
   }
 }
 
-// Integers wrap; the language calls that undefined for signed ones.
+// Integers that overflow may wrap or saturate: a control bit says which, and what it is by default on these devices is not
+// documented. Products must not overflow. Sums saturate, as a kernel that is told of numbers far out of range may do
+// without harm; one that counts on wrapping computes something else here.
 template <typename T, typename F>
-T Wrapping(T a, T b, F f) {
+T Fitting(T a, T b, bool product, F f) {
   if constexpr (std::is_integral_v<T>) {
-    using U = std::make_unsigned_t<T>;
-    return static_cast<T>(static_cast<U>(f(static_cast<U>(a), static_cast<U>(b))));
+    const int64_t wide = f(int64_t{a}, int64_t{b});
+    const T near = static_cast<T>(std::clamp<int64_t>(wide, std::numeric_limits<T>::min(), std::numeric_limits<T>::max()));
+    if (product && wide != near) {
+      Fail("integer-overflow", "%lld does not fit an integer of %zu bits", static_cast<long long>(wide), 8 * sizeof(T));
+    }
+    return near;
   } else {
     return f(a, b);
   }
 }
 
-struct AddOf { template <typename T> T operator()(T, T a, T b) const { return Wrapping(a, b, [](auto x, auto y) { return x + y; }); } };
-struct SubOf { template <typename T> T operator()(T, T a, T b) const { return Wrapping(a, b, [](auto x, auto y) { return x - y; }); } };
-struct MulOf { template <typename T> T operator()(T, T a, T b) const { return Wrapping(a, b, [](auto x, auto y) { return x * y; }); } };
+struct AddOf { template <typename T> T operator()(T, T a, T b) const { return Fitting(a, b, false, [](auto x, auto y) { return x + y; }); } };
+struct SubOf { template <typename T> T operator()(T, T a, T b) const { return Fitting(a, b, false, [](auto x, auto y) { return x - y; }); } };
+struct MulOf { template <typename T> T operator()(T, T a, T b) const { return Fitting(a, b, true, [](auto x, auto y) { return x * y; }); } };
 struct MaxOf { template <typename T> T operator()(T, T a, T b) const { return a > b ? a : b; } };
 struct MinOf { template <typename T> T operator()(T, T a, T b) const { return a < b ? a : b; } };
 struct DivOf { template <typename T> T operator()(T, T a, T b) const { return a / b; } };
@@ -204,16 +210,9 @@ void Duplicate(const LocalTensor<T>& dst, const T& scalar, uint64_t mask[], cons
   const auto shape = twin::Shape::Repeats(twin::kRepeat / sizeof(T), repeats, sizeof(T));
   twin::Instruction instruction("Duplicate", PIPE_V, repeats);
   twin::Count("Duplicate", twin::NameOf<T>(), shape, repeats);
-  const uint32_t perBlock = twin::kBlock / sizeof(T);
-  for (uint32_t r = 0; r < repeats; ++r) {
-    for (uint32_t lane = 0; lane < shape.lanes; ++lane) {
-      if (!(mask[lane / 64] >> (lane % 64) & 1)) continue;
-      const uint32_t at = (r * dstRepStride + lane / perBlock * dstBlkStride) * perBlock + lane % perBlock;
-      twin::Operand<T> d(dst, twin::Shape::First(at + 1), {}, "Duplicate");
-      instruction.WriteLocal(dst.Offset() + at * sizeof(T), sizeof(T));
-      d.Base()[at] = scalar;
-    }
-  }
+  twin::Chosen<T> d(dst, mask, repeats, {dstBlkStride, dstRepStride}, "Duplicate");
+  d.Write(instruction);
+  d.ForLanes([&](uint32_t, uint32_t, T& to) { to = scalar; });
 }
 
 template <typename T>
@@ -237,6 +236,21 @@ void Copy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const uint64_t m
   const auto shape = twin::Shape::Repeats(mask, repeats, sizeof(T));
   twin::Unary("Copy", dst, src, shape, {p.dstStride, p.dstRepeatSize}, {p.srcStride, p.srcRepeatSize}, 1.0,
               [](T x) { return x; });
+}
+
+// Lanes whose bit is set; the others keep what they hold.
+template <typename T, bool isSetMask = true>
+void Copy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const uint64_t mask[], const uint8_t repeats,
+          const CopyRepeatParams& p) {
+  static_assert(sizeof(T) == 2 || sizeof(T) == 4, "Copy takes 16- and 32-bit types");
+  const auto shape = twin::Shape::Repeats(twin::kRepeat / sizeof(T), repeats, sizeof(T));
+  twin::Instruction instruction("Copy", PIPE_V, repeats);
+  twin::Count("Copy", twin::NameOf<T>(), shape, repeats);
+  twin::Chosen<T> d(dst, mask, repeats, {p.dstStride, p.dstRepeatSize}, "Copy");
+  twin::Chosen<T> s(src, mask, repeats, {p.srcStride, p.srcRepeatSize}, "Copy");
+  s.Read(instruction);
+  d.Write(instruction);
+  d.ForLanes([&](uint32_t repeat, uint32_t lane, T& to) { to = s.At(repeat, lane); });
 }
 
 struct BrcbRepeatParams {

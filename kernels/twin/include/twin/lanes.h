@@ -131,6 +131,66 @@ class Operand {
   T* base_;
 };
 
+// Lanes of repeats that bits choose: one bit for each lane of a repeat, the same in all.
+template <typename T>
+class Chosen {
+ public:
+  Chosen(const LocalTensor<T>& tensor, const uint64_t* mask, uint32_t repeats, Stride stride, const char* name)
+      : offset_(tensor.Offset()), mask_(mask), repeats_(repeats), stride_(stride) {
+    if (offset_ % kBlock) Fail("alignment", "%s: an operand at UB byte %u, which is no multiple of 32", name, offset_);
+    ForLanes([&](uint32_t repeat, uint32_t lane) {
+      if ((Place(repeat, lane) + 1) * sizeof(T) > tensor.Bytes()) {
+        Fail("out-of-bounds", "%s: lane %u of repeat %u of an operand that has %u elements", name, lane, repeat,
+             tensor.GetSize());
+      }
+    });
+  }
+
+  void Read(Instruction& by) const {
+    ForBlocks([&](uint32_t at) { by.ReadLocal(at, kBlock); });
+  }
+  void Write(Instruction& by) const {
+    ForBlocks([&](uint32_t at) { by.WriteLocal(at, kBlock); });
+  }
+  T& At(uint32_t repeat, uint32_t lane) const { return reinterpret_cast<T*>(Me().ub.At(offset_))[Place(repeat, lane)]; }
+
+  template <typename F>
+  void ForLanes(F f) const {
+    for (uint32_t repeat = 0; repeat < repeats_; ++repeat) {
+      for (uint32_t lane = 0; lane < kRepeat / sizeof(T); ++lane) {
+        if (!(mask_[lane / 64] >> (lane % 64) & 1)) continue;
+        if constexpr (std::is_invocable_v<F, uint32_t, uint32_t, T&>) {
+          f(repeat, lane, At(repeat, lane));
+        } else {
+          f(repeat, lane);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr uint32_t kLanes = kBlock / sizeof(T);  // of a block
+
+  uint32_t Place(uint32_t repeat, uint32_t lane) const {
+    return (repeat * stride_.repeat + lane / kLanes * stride_.block) * kLanes + lane % kLanes;
+  }
+  // Memory is recorded by the block.
+  template <typename F>
+  void ForBlocks(F f) const {
+    uint32_t last = ~0u;
+    ForLanes([&](uint32_t repeat, uint32_t lane) {
+      const uint32_t block = (offset_ + Place(repeat, lane) * sizeof(T)) / kBlock;
+      if (block != last) f(block * kBlock);
+      last = block;
+    });
+  }
+
+  uint32_t offset_;
+  const uint64_t* mask_;
+  uint32_t repeats_;
+  Stride stride_;
+};
+
 // Legal: the same elements, or none in common.
 template <typename A, typename B>
 void CheckOverlap(const Operand<A>& dst, const Operand<B>& src, bool sameAllowed, const char* name) {

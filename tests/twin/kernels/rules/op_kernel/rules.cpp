@@ -327,6 +327,34 @@ extern "C" __global__ __aicore__ void rules(GM_ADDR gx, GM_ADDR gy, GM_ADDR work
     b.Sync<HardEvent::MTE2_MTE3>();
     DataCopy(b.y, work, 16);
   }
+  CASE(62) {  // a product of more than 32 bits
+    Duplicate(b.work.Get<int32_t>(), 1 << 30, 64);
+    PipeBarrier<PIPE_V>();
+    Muls(b.more.Get<int32_t>(), b.work.Get<int32_t>(), 2, 64);
+  }
+  CASE(65) {  // a sum of more than 32 bits: as large as it can be
+    Duplicate(b.work.Get<int32_t>(), 0x7ffffff0, 64);
+    PipeBarrier<PIPE_V>();
+    Adds(b.more.Get<int32_t>(), b.work.Get<int32_t>(), 100, 64);
+    b.Sync<HardEvent::V_MTE3>();
+    DataCopy(b.y, more, 64);
+  }
+  CASE(63) {  // lanes that bits choose: the second half of a block of floats, then all lanes that are even
+    uint64_t late[2] = {0xf0f0f0f0f0f0f0f0ULL, 0}, even[2] = {0x5555555555555555ULL, 0};
+    DataCopy(work, b.x, 128);
+    Duplicate(more, -1.0f, 128);
+    PipeBarrier<PIPE_V>();
+    Duplicate(more, -2.0f, late, 2, 1, 8);
+    b.Sync<HardEvent::MTE2_V>();
+    PipeBarrier<PIPE_V>();
+    Copy(more, work, even, 2, CopyRepeatParams{1, 1, 8, 8});
+    b.Sync<HardEvent::V_MTE3>();
+    DataCopy(b.y, more, 128);
+  }
+  CASE(64) {  // the last lane that is chosen lies outside
+    uint64_t last[2] = {uint64_t{1} << 63, 0};
+    Copy(b.more.Get<float>(120), work, last, 2, CopyRepeatParams{1, 1, 8, 8});
+  }
   CASE(60) Converted<half>(b, gy);
   CASE(61) Converted<bfloat16_t>(b, gy);
   CASE(100) {  // cores: one writes what another reads, without SyncAll
