@@ -19,7 +19,7 @@ from torch import fx
 
 from ... import _torch
 from ...provenance import UserLine, line_of
-from .operators import operators, overload
+from .operators import narrows, operators, overload
 
 Refusals = dict[fx.Node, str]
 # Statements about sizes, and what they compare: for the host, where sizes are numbers.
@@ -103,8 +103,9 @@ def _by_declaration(node: fx.Node) -> str:
     arguments: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     for port in prototype.inputs:
         value = arguments.get(port.name)
-        if isinstance(value, fx.Node) and port.dtypes is not None and value.meta["val"].dtype not in port.dtypes:
-            return f"its AscendC kernel takes no {value.meta['val'].dtype} for {port.name}"
+        dtype = value.meta["val"].dtype if isinstance(value, fx.Node) else None
+        if port.dtypes is not None and dtype is not None and dtype not in port.dtypes and not narrows(port, dtype):
+            return f"its AscendC kernel takes no {dtype} for {port.name}"
     for argument, (fits, limit) in WIDTHS.get(name.removesuffix("_backward"), {}).items():
         value = arguments.get(argument)
         width = value.meta["val"].shape[-1] if isinstance(value, fx.Node) else None

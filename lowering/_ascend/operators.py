@@ -17,7 +17,7 @@ import torch
 
 from ... import kernels
 from .._ge import prototypes
-from .._ge.prototypes import Prototype
+from .._ge.prototypes import Port, Prototype
 
 KERNELS = Path(kernels.__file__).parent / "ascendc"
 _REGISTERED = re.compile(r"REG_OP\((\w+)\)(.*?)\.OP_END_FACTORY_REG", re.DOTALL)
@@ -57,11 +57,25 @@ def _converter(torchair: ModuleType, op: str, prototype: Prototype) -> Callable[
 
     def convert(*given: Any, meta_outputs: Any = None, **named: Any) -> Any:
         arguments = {**dict(zip(names, given, strict=False)), **named}
-        inputs = {port.name: arguments.get(port.name) for port in prototype.inputs}
+        inputs = {port.name: _narrowed(port, arguments.get(port.name)) for port in prototype.inputs}
         attributes = {a.name: _attribute(torchair, a.type, arguments[a.name]) for a in prototype.attributes}
         return torchair.ge.custom_op(prototype.type, inputs=inputs, attrs=attributes, outputs=outputs)
 
     return convert
+
+
+def narrows(port: Port, dtype: torch.dtype) -> bool:
+    """Ids that a kernel compares in 32 bits only, as the adapter for NPUs hands them over."""
+    return port.name.endswith("_ids") and dtype == torch.int64 and port.dtypes == {torch.int32}
+
+
+def _narrowed(port: Port, x: Any) -> Any:
+    if x is None or not narrows(port, torch.int64):
+        return x
+    from torchair._ge_concrete_graph import ge_apis as ge
+    from torchair.ge import DataType
+
+    return ge.Cast(x, dst_type=DataType.DT_INT32) if x.dtype == DataType.DT_INT64 else x
 
 
 def _attribute(torchair: ModuleType, type_: str, value: Any) -> Any:

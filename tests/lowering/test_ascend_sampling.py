@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -90,3 +91,27 @@ def test_a_step_equals_eager(spec: str, eager: type[Sampled]):
     types = [loaded.graph.types for loaded in graphs]
     assert "SampledSoftmax" in types[0] and "SampledSoftmaxBackward" in types[1]
     assert not any("LogSoftmax" in t or "BatchMatMul" in t for t in set().union(*types))
+
+
+class Drawn(Sampled):
+    """Negatives are drawn where the loss needs them."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids, torch.randint(1, ITEMS, (ids.shape[0], ids.shape[1] - 1, NEGATIVES)))
+
+
+def test_draws_of_the_host_are_inputs_of_the_graph():
+    found = []
+    for target in ("ascend-sim", "cpu"):
+        torch._dynamo.reset()
+        gc.collect()
+        torch.manual_seed(0)
+        model = Drawn()
+        options = {"target": target, "on_error": "raise", "passes": [SMALL, "offload-sampling"]}
+        with native.watching() as graphs:
+            run = torch.compile(model, backend="turbogr", options=options)
+            found.append(step(run, model, batch(1)[:1]))
+        if target == "ascend-sim":
+            types = set().union(*(loaded.graph.types for loaded in graphs))
+            assert "SampledSoftmax" in types and not any("Random" in t for t in types)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
