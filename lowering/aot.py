@@ -9,6 +9,7 @@ from torch import fx
 
 from .. import _torch
 from ..pass_base import Role
+from ..runtime.agreement import agreeing
 from .target import Hooks
 
 GraphCompiler = Callable[[fx.GraphModule, Sequence[Any], Role], Callable[..., Any]]
@@ -27,7 +28,8 @@ def aot(
     def compiler(role: Role) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
         def run(graph: fx.GraphModule, values: Sequence[Any]) -> Callable[..., Any]:
             hooks.post_grad(graph, role, values)
-            return compile_graph(graph, values, role)
+            gate = agreeing(graph.graph)
+            return gate(compile_graph(graph, values, role))
 
         return run
 

@@ -27,7 +27,7 @@ _PASSES, _KERNELS = f"{__package__}.passes", f"{__package__}.kernels"
 # Modules of the compiler that only show what happened; editing them changes no code.
 _SHOWING = {
     "bisection", "cli", "doctor", "dump", "expectations", "files", "loading", "progress", "record", "recording",
-    "report", "reproduce", "svg", "testing", "tracing", "view", "__init__", "__main__",
+    "report", "reproduce", "svg", "testing", "timeline", "tracing", "view", "__init__", "__main__",
 }  # fmt: skip
 
 

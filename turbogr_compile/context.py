@@ -74,6 +74,7 @@ class Context:
     remarks: list[Remark] = field(default_factory=list)
     savings: dict[str, sympy.Expr] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)  # texts for the reader of a dump, by file name
+    timeline: dict[str, Any] | None = None  # when things run by estimate, as timeline.py draws it
     at: fx.Node | None = None  # where the pass is working; names the culprit when it raises
 
     @property

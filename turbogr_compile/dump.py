@@ -7,6 +7,7 @@
         000-input.txt
         003-fuse-rms-norm.txt  only passes that changed the graph; number = position in the pipeline
         003-fuse-rms-norm.diff, .json, .svg, .dot
+        014-overlap.timeline.svg, .timeline.txt   when things run on which stream, by estimate
         009-ge-graph.txt       what the target was given, where it says so; a number after all passes
         summary.txt            every pass, also unchanged, skipped and failed ones, and why
         record.json            all of it as data
@@ -39,6 +40,7 @@ from .remarks import Remark, warn
 from .report import step_header, summary_text
 from .reproduce import repro_source
 from .text import diff_text
+from .timeline import timeline_svg
 from .view import write_view
 
 FORMAT = 1
@@ -145,6 +147,8 @@ class DumpDirectory:
         for step in record["steps"]:
             for name, text in step.get("notes", {}).items():
                 self._file(folder / f"{step['number']:03d}-{step['name']}.{name}.txt", text)
+            if "timeline" in step:
+                self._file(folder / f"{step['number']:03d}-{step['name']}.timeline.svg", timeline_svg(step["timeline"]))
         self._file(folder / "repro.py", repro)
         self._write_end(folder, record)
 

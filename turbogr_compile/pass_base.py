@@ -71,6 +71,10 @@ class Pass:
     adds_guards: ClassVar[bool] = False  # may specialise symbolic sizes
     rank_dependent: ClassVar[bool] = False  # result differs between ranks of one job
 
+    def concerns(self, graph: fx.Graph) -> bool:
+        """False where the graph has nothing that the pass is about; of a later phase, it is then left out unsaid."""
+        return True
+
     def run(self, graph: fx.Graph, ctx: Context) -> None:
         raise TypeError(f"{type(self).__name__} does not define run()")
 

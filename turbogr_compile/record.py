@@ -8,11 +8,13 @@ under the same name) and snapshots are lists of node ids, so keeping every singl
     lines      [{file, line, code, function, where}]
     snapshots  [[node id, ...], ...]
     steps      [{number, name, spec, phase, summary, site, status, reason, snapshot, rewrites, near_misses,
-                 stats, seconds}]            step 0 is the input; status: input | changed | unchanged | skipped | failed
+                 stats, seconds, notes, timeline}]
+                 step 0 is the input; status: input | changed | unchanged | skipped | failed
       rewrites     [{rule, site, removed, added, snapshot, line}]    removed, added: ids of node versions
       near_misses  [{rule, site, line, node, matched, total, obstacles: [{kind, text, hint, node}]}]
       stats        {nodes: [before, after], flops: [..], bytes: [..], flops_value: [..], bytes_value: [..],
                     ops: {op: delta}, unknown: [op], saved: {what: formula}}
+      timeline     where a pass schedules: when things run by estimate, as timeline.py says
     remarks    [{kind, id, pass, text, line, node, hint}]
     texts      {name: text}    from the target: the program it was given, what stays out of it
     order      {passes: [{name, phase, present, summary}], edges: [{from, to, kind, site}]}

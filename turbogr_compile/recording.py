@@ -62,6 +62,8 @@ class Recording(Instrument):
         if context is not None:
             entry["near_misses"] = [self._near_miss(m) for m in context.near_misses]
             entry["notes"] = dict(context.notes)
+            if context.timeline is not None:
+                entry["timeline"] = context.timeline
             entry["stats"]["saved"] = {k: stats.formula(v) for k, v in context.savings.items()}
         self._cost = now
 

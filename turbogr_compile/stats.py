@@ -62,15 +62,23 @@ def formula(expr: sympy.Expr) -> str:
 
 def at_hints(expr: sympy.Expr, graph: fx.Graph) -> float | None:
     """The number for the sizes the compiler has seen; None where a size is only known at run time."""
-    from . import _torch
-
     if expr.is_number:
         return float(expr)
-    env = _torch.shape_env_of(graph)
-    backed = env.backed_var_to_val if env is not None else {}
-    known = {s: backed[s] for s in expr.free_symbols if s in backed} | seen_sizes(graph)
-    value = expr.subs(known)
+    value = expr.subs(known_sizes(graph))
     return float(value) if value.is_number else None
+
+
+def node_cost(node: fx.Node) -> tuple[sympy.Expr | None, sympy.Expr]:
+    """FLOPs, None where no formula is known, and bytes."""
+    return _flops(node), _bytes(node)
+
+
+def known_sizes(graph: fx.Graph) -> dict[sympy.Symbol, int]:
+    """Numbers of symbolic sizes in the batch seen at compile time."""
+    from . import _torch
+
+    env = _torch.shape_env_of(graph)
+    return {**(env.backed_var_to_val if env is not None else {}), **seen_sizes(graph)}
 
 
 def seen_sizes(graph: fx.Graph) -> dict[sympy.Symbol, int]:

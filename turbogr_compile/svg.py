@@ -47,6 +47,9 @@ svg.tg .removed rect{fill:var(--del);stroke:var(--del-ink)}
 svg.tg .removed .mark{fill:var(--del-ink)}
 svg.tg .removed .head{text-decoration:line-through;text-decoration-thickness:1px}
 svg.tg .rewired rect{stroke:var(--ink)}
+svg.tg .hidden rect{fill:var(--add);stroke:var(--add-ink)}
+svg.tg .bar rect{rx:2px}
+svg.tg .bar-label{font-size:10px;pointer-events:none}
 svg.tg .absent rect{stroke-dasharray:4 3;fill:none}
 svg.tg .absent text{fill:var(--dim)}
 svg.tg .soft{stroke-dasharray:4 3}
@@ -441,8 +444,13 @@ def _svg(
         bottom += 20
         right = max(right, PAD + 6.2 * len(note))
         body.append(f'<text class="sub note" x="{PAD}" y="{bottom:g}">{escape(note)}</text>')
+    return document(body, right + PAD, bottom + PAD, title, embedded)
+
+
+def document(body: list[str], width: float, height: float, title: str, embedded: bool) -> str:
+    """An SVG of elements; an embedded one leaves its style to the page."""
     style = "" if embedded else f"<style>{_PAPER}{PALETTE}{STYLE}</style>"
-    size = f"{right + PAD:.0f} {bottom + PAD:.0f}"
+    size = f"{width:.0f} {height:.0f}"
     label = escape(title, {'"': "&quot;"})
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="tg" viewBox="0 0 {size}" width="{size.split()[0]}" '

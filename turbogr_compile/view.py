@@ -22,6 +22,7 @@ from .errors import TurbogrError
 from .files import replace_file
 from .record import FORMAT
 from .svg import PALETTE, STYLE, before_of, change_svg, order_svg, snapshot_of
+from .timeline import timeline_svg
 
 PICTURES = 1_200_000  # characters of embedded pictures; single rewrites go without beyond that
 ROLES = ("captured", "joint", "forward", "backward", "inference")
@@ -92,13 +93,16 @@ def ranked_misses(record: dict[str, Any]) -> list[dict[str, Any]]:
 def _graph(record: dict[str, Any], album: _Album) -> dict[str, Any]:
     rank, number = str(record.get("rank", 0)), _number(record)
     name = record["graph"] if number != record["graph"] else f"{number}-{record['role']}"
-    steps = []
+    steps: list[dict[str, Any]] = []
+    timelines: list[dict[str, Any]] = []
     for i, step in enumerate(record["steps"]):
         before, after = before_of(record, i), snapshot_of(record, i)
-        shown = {k: v for k, v in step.items() if k not in ("near_misses", "snapshot")}
+        shown = {k: v for k, v in step.items() if k not in ("near_misses", "snapshot", "timeline")}
         picture = album.add(_picture(record, before, after, step["name"])) if before != after else None
         misses = len(step["near_misses"])
         steps.append({**shown, "misses": misses, "before": before, "after": after, "picture": picture})
+        if "timeline" in step:
+            timelines.append(_timeline(step, album))
     order = record["order"]
     return {
         "key": f"rank{rank}/{name}", "name": name, "rank": rank, "graph": number, "role": record["role"],
@@ -109,9 +113,22 @@ def _graph(record: dict[str, Any], album: _Album) -> dict[str, Any]:
         "misses": ranked_misses(record),
         "remarks": record["remarks"],
         "texts": record.get("texts", {}),
+        "timelines": timelines,
         "order": album.add(order_svg(order, embedded=True)) if order["passes"] else None,
         "edges": order["edges"],
     }  # fmt: skip
+
+
+def _timeline(step: dict[str, Any], album: _Album) -> dict[str, Any]:
+    """A picture, and what runs beside the compute as rows for those who cannot see it."""
+    *_, last = step["timeline"]["arms"]
+    beside = [
+        {**b, "exposed": sum(w["end"] - w["start"] for w in last["waits"] if b["name"] in w["for"].split(", "))}
+        for b in last["blocks"]
+        if b["stream"] != "compute"
+    ]
+    picture = timeline_svg(step["timeline"], f"{step['name']}: schedule by estimate", embedded=True)
+    return {"step": step["number"], "name": step["name"], "picture": album.add(picture), "beside": beside}
 
 
 def edits(snapshots: list[list[int]]) -> list[list[list[Any]]]:

@@ -47,7 +47,7 @@ def lower(
         if settings.enable_single_stream and any(stream_of(node) for node in graph.graph.nodes):
             raise OptionError(
                 "target_options 'enable_single_stream' does not go with nodes on streams of their own\n"
-                "  try: without='label-streams'; or leave the setting out"
+                "  try: without='overlap'; or leave the setting out"
             )
         original = fx.GraphModule(graph, _torch.copy_graph(graph.graph))
         legalize(graph.graph)

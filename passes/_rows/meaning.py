@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from ... import _torch
-from ...graphs import TRAINABLE, tensor
+from ...graphs import TRAINABLE, is_collective, tensor
 from .axes import Typing, dim_of_cat, swapped
 from .ops import COPIES, VIEWS, arg, dim_of, is_tensor, number, op, quotient, rank_of, shape
 
@@ -391,7 +391,8 @@ def only(value: torch.Tensor, kind: str) -> torch.Tensor:
 def _taints(node: fx.Node) -> bool:
     if node.op in ("placeholder", "get_attr"):
         return bool(node.meta.get(TRAINABLE))
-    return op(node) in _HEAVY or (node.op == "call_function" and _torch.is_random(node))
+    # Looking at what a collective gives would start one, while the other ranks may be compiling something else.
+    return op(node) in _HEAVY or (node.op == "call_function" and (_torch.is_random(node) or is_collective(node)))
 
 
 def _is_bare(meaning: Meaning | None, value: Any) -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from ...capacity import Capacity
+from ...graphs import is_collective
 from ...prologue import Call, Unprovable, reading
 from .attention import Attention
 from .axes import Typing
@@ -273,6 +274,8 @@ class Examples:
         if node.op == "get_attr":
             return getattr(node.graph.owning_module, str(node.target))
         assert node.op == "call_function" and callable(node.target)
+        if is_collective(node):
+            raise ValueError(f"%{node.name} needs the other ranks, who may be compiling something else")
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])
         return node.target(*args, **kwargs)
 
