@@ -1,0 +1,135 @@
+"""What a process knows of one sharded table: layout, groups, and the gradients of its rows that wait for a step.
+
+Ops name a table by its number. Gradients are handed over outside of autograd, since they are as large as the rows that
+were asked for, not as the shard: a backward op puts them into the table's journal and returns a receipt, which autograd
+adds up in `receipts.grad`. So what counts in a step is decided as for any parameter: `backward()` counts, twice if run
+twice, `torch.autograd.grad` does not, and `zero_grad()` forgets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...errors import TurbogrError
+from .layout import Layout
+
+ops = torch.ops.turbogr
+SLOTS = 256  # gradients of one table that may wait for a step
+# Outweighs the slot: two runs whose gradients are compared within rounding get other slots, and agree.
+_WEIGHT = float(2**20)
+_NUMBERS = itertools.count()
+
+
+class RowGradient(NamedTuple):
+    """Rows of a shard, ascending and each once, and the gradient of each."""
+
+    rows: Tensor
+    values: Tensor
+
+
+@dataclass(eq=False)
+class Table:
+    """One sharded table, as one rank sees it."""
+
+    name: str
+    layout: Layout
+    group: Any  # the ranks that share the table
+    ahead: Any  # the same ranks, for exchanges that run beside the step
+    replicas: Any = None  # the ranks that have the same rows as this one; None for no others
+    scale: float = 1.0  # of gradients: one over the number of ranks where losses are means
+    wire: torch.dtype | None = None
+    padding: int = -1  # row of this shard that has no gradient
+    number: int = field(default_factory=lambda: next(_NUMBERS))
+    journal: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _TABLES[self.number] = self
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank(self.group)
+
+    def put(self, rows: Tensor, values: Tensor) -> Tensor:
+        """Keep gradients of rows; the receipt says where."""
+        if len(self.journal) == SLOTS:
+            raise TurbogrError(
+                f"table {self.name!r} has gradients of {SLOTS} lookups that no optimizer took: call step() or "
+                "zero_grad() of the optimizer that was made for it"
+            )
+        slot = next(i for i in range(SLOTS) if i not in self.journal)
+        self.journal[slot] = (rows, values)
+        receipt = values.new_zeros(SLOTS + 1, dtype=torch.float32)
+        receipt[slot], receipt[SLOTS] = 1.0, _WEIGHT
+        return receipt
+
+    def take(self, receipts: Tensor | None, shard: Tensor) -> RowGradient | None:
+        """What has gathered for a step, summed over all ranks; the journal is empty afterwards. None for nothing."""
+        kept, self.journal = self.journal, {}
+        counts = receipts.tolist() if receipts is not None else [0.0] * SLOTS
+        counted = [
+            (rows, values if counts[slot] == 1 else values * counts[slot])
+            for slot, (rows, values) in kept.items() if counts[slot]
+        ]  # fmt: skip
+        found = self._summed(counted)
+        if self.replicas is not None:
+            found = self._summed(gather(self.replicas, found or _nothing(shard)))
+        if found is None:
+            return None
+        return RowGradient(found.rows, found.values * self.scale) if self.scale != 1 else found
+
+    def _summed(self, parts: Sequence[tuple[Tensor, Tensor]]) -> RowGradient | None:
+        """In the order of parts, which is that of lookups and, within each, of ranks."""
+        if not parts:
+            return None
+        rows, values = (torch.cat(each) for each in zip(*parts, strict=True))
+        if self.padding >= 0:
+            trained = rows != self.padding
+            rows, values = rows[trained], values[trained]
+        return RowGradient(*ops.coalesce_rows(values, rows))
+
+
+def _nothing(shard: Tensor) -> RowGradient:
+    return RowGradient(torch.zeros(0, dtype=torch.int64, device=shard.device), shard.new_zeros((0, shard.shape[1])))
+
+
+_TABLES: weakref.WeakValueDictionary[int, Table] = weakref.WeakValueDictionary()
+
+
+def table_of(number: int) -> Table:
+    found = _TABLES.get(number)
+    if found is None:
+        raise TurbogrError(f"no sharded table has the number {number} in this process: its module is gone")
+    return found
+
+
+def gather(group: Any, mine: RowGradient) -> list[tuple[Tensor, Tensor]]:
+    """What each rank of a group has, in the order of ranks; the same on all of them."""
+    ranks = dist.get_world_size(group)
+    count = torch.tensor([mine.rows.shape[0]], device=mine.rows.device)
+    counts = count.new_empty(ranks)
+    dist.all_gather_into_tensor(counts, count, group=group)
+    sizes = counts.tolist()
+    most = max(sizes)
+    if not most:
+        return []
+    rows = _padded(mine.rows, most)
+    values = _padded(mine.values, most)
+    all_rows = [torch.empty_like(rows) for _ in range(ranks)]
+    all_values = [torch.empty_like(values) for _ in range(ranks)]
+    dist.all_gather(all_rows, rows, group=group)
+    dist.all_gather(all_values, values, group=group)
+    return [(r[:n], v[:n]) for r, v, n in zip(all_rows, all_values, sizes, strict=True)]
+
+
+def _padded(x: Tensor, rows: int) -> Tensor:
+    padded = x.new_zeros((rows, *x.shape[1:]))
+    padded[: x.shape[0]] = x
+    return padded
