@@ -108,9 +108,13 @@ def _with_numbers(module: fx.GraphModule, given: Sequence[Any]) -> tuple[fx.Grap
             kept.append(at)
             continue
         for user in list(node.users):
-            user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda n, x=node, v=value: v if n is x else n)
+            user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), _replacing(node, value))
         graph.erase_node(node)
     return fx.GraphModule(module, graph), kept
+
+
+def _replacing(node: fx.Node, value: Any) -> Callable[[fx.Node], Any]:
+    return lambda n: value if n is node else n
 
 
 def _open_places(graph: fx.Graph) -> Sequence[tuple[int, int | None]]:
