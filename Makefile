@@ -30,13 +30,13 @@ sanitize: setup
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	$(BIN)/python -m pytest -q -m "not slow" tests/kernels --ignore=tests/kernels/test_build.py
 
-# mypy sees the package as it installs: passes/, lowering/ and kernels/ inside of it.
+# mypy sees the package as it installs: passes/, lowering/, kernels/ and training/ inside of it.
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	rm -rf build/types && mkdir -p build/types/turbogr_compile
 	ln -s $(CURDIR)/turbogr_compile/* build/types/turbogr_compile/
-	ln -s $(addprefix $(CURDIR)/,passes lowering kernels) build/types/turbogr_compile/
+	ln -s $(addprefix $(CURDIR)/,passes lowering kernels training) build/types/turbogr_compile/
 	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p turbogr_compile
 
 setup: $(VENV)/.ready

@@ -14,7 +14,9 @@ import torch
 from torch import fx
 
 from .. import _torch
+from ..graphs import is_collective
 from ..pass_base import Role
+from ..runtime.agreement import agreeing
 from .aot import aot
 from .target import BaseTarget, Hooks, Missing
 
@@ -22,7 +24,8 @@ aten = torch.ops.aten
 # What every target profits from; then, for this one, what puts the graph into its C++ kernels.
 PACKING = "remove-noops, fold-views, pack-rows, fold-masks, eliminate-common, simplify-masks, recognize-activations"
 FUSION = "fuse-sampling, fuse-loss, fuse-silu-split, fuse-norm-gate, fuse-embedding"
-DEFAULT_PIPELINE = f"{PACKING}, {FUSION}, eliminate-dead-code"
+SCHEDULE = "bucket-collectives, overlap"
+DEFAULT_PIPELINE = f"{PACKING}, {FUSION}, eliminate-dead-code, {SCHEDULE}"
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,16 @@ def _inductor(module: fx.GraphModule, inputs: Sequence[Any], hooks: Hooks) -> Ca
             else (Role.INFERENCE if kwargs.get("is_inference") else Role.FORWARD)
         )
         hooks.post_grad(graph, role, values)
-        return _torch.compile_fx_inner(graph, values, *args, **kwargs)
+        if not any(is_collective(node) for node in graph.graph.nodes):
+            return _torch.compile_fx_inner(graph, values, *args, **kwargs)
+        gate = agreeing(graph.graph)
+        compiled = _torch.compile_fx_inner(graph, values, *args, keep_order=True, **kwargs)
+        _torch.call_through(compiled, gate)
+        return compiled
 
-    return _torch.inductor(module, inputs, inner, hooks.joint, hooks.key, reuse_autograd=not hooks.watched)
+    # Out of a cache, graphs would come without the gate, on some ranks but not on others.
+    reuse = not hooks.watched and not any(is_collective(node) for node in module.graph.nodes)
+    return _torch.inductor(module, inputs, inner, hooks.joint, hooks.key, reuse_autograd=reuse)
 
 
 TARGET = Cpu(

@@ -16,7 +16,7 @@ PROGRAM = """
 import importlib.util, sys
 import torch, turbogr_compile
 assert turbogr_compile.__file__.startswith(sys.argv[1]), turbogr_compile.__file__
-for leaked in ("passes", "lowering", "kernels"):
+for leaked in ("passes", "lowering", "kernels", "training"):
     assert importlib.util.find_spec(leaked) is None, leaked
 from turbogr_compile import catalogue
 from turbogr_compile.lowering.target import target_names

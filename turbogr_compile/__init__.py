@@ -26,11 +26,29 @@ from .prologue import RunStatistics, statistics
 from .remarks import Remark, RemarkKind
 from .rule import Rule, RuleSet, rule
 from .runtime.ahead import ahead
+from .runtime.checkpoint import CheckpointError, Checkpoints
+from .runtime.random_state import random_state
+from .runtime.sharding import (
+    ColumnWise,
+    Hierarchical,
+    LazyAdam,
+    Replicated,
+    RowAdagrad,
+    RowSGD,
+    RowWise,
+    RowWiseAdagrad,
+    TableWise,
+    average_gradients,
+    plan,
+    shard,
+)
 from .shapes import known
 
 __all__ = [
-    "Context", "ExpectationError", "GraphRun", "Instrument", "OptionError", "Options", "Pass", "PassError", "Phase",
-    "Pipeline", "PipelineError", "Remark", "RemarkKind", "Repeat", "Report", "Role", "Rule", "RuleError", "RuleSet",
-    "RunStatistics", "Step", "TargetError", "TurbogrError", "VerifyError", "ahead", "compile", "explain", "known",
-    "register", "replay", "rule", "statistics",
+    "CheckpointError", "Checkpoints", "ColumnWise", "Context", "ExpectationError", "GraphRun", "Hierarchical",
+    "Instrument", "LazyAdam", "OptionError", "Options", "Pass", "PassError", "Phase", "Pipeline", "PipelineError",
+    "Remark", "RemarkKind", "Repeat", "Replicated", "Report", "Role", "RowAdagrad", "RowSGD", "RowWise",
+    "RowWiseAdagrad", "Rule", "RuleError", "RuleSet", "RunStatistics", "Step", "TableWise", "TargetError",
+    "TurbogrError", "VerifyError", "ahead", "average_gradients", "compile", "explain", "known", "plan", "random_state",
+    "register", "replay", "rule", "shard", "statistics",
 ]  # fmt: skip

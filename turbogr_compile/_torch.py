@@ -82,6 +82,7 @@ __all__ = [
     "aot_autograd",
     "backend_errors_unwrapped",
     "boxed",
+    "call_through",
     "compile_fx_inner",
     "compile_id",
     "compile_parts",
@@ -89,6 +90,7 @@ __all__ = [
     "cpp_compiler",
     "decompositions",
     "default_partition",
+    "default_store",
     "detect_fake_mode",
     "enable_python_dispatcher",
     "enter_autocast",
@@ -118,6 +120,7 @@ __all__ = [
     "maybe_enable_thunkify",
     "min_cut_partition",
     "mutated_arguments",
+    "name_group",
     "named_symbol",
     "new_fake_mode",
     "new_guards",
@@ -307,10 +310,19 @@ def min_cut_partition(*args: Any, **kwargs: Any) -> Any:
     return partition(*args, **kwargs)
 
 
-def compile_fx_inner(graph: fx.GraphModule, values: Any, *args: Any, **kwargs: Any) -> Any:
+def compile_fx_inner(graph: fx.GraphModule, values: Any, *args: Any, keep_order: bool = False, **kwargs: Any) -> Any:
+    """Inductor's own; `keep_order` keeps nodes where passes put them as far as fusion allows."""
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner as inner
 
-    return inner(graph, values, *args, **kwargs)
+    kept = {"reorder_for_peak_memory": False, "reorder_for_locality": False} if keep_order else {}
+    with config.patch(kept):
+        return inner(graph, values, *args, **kwargs)
+
+
+def call_through(compiled: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put something around the calls of what Inductor compiled."""
+    compiled.current_callable = around(compiled.current_callable)
 
 
 def decompositions(*ops: Any) -> dict[Any, Callable[..., Any]]:
@@ -439,15 +451,15 @@ def mark_added_input(node: fx.Node) -> None:
     node._dynamo_source = None
 
 
-def new_row_count(mode: FakeTensorMode, limit: int | None) -> torch.SymInt:
-    """A size that only the run knows, at least one and at most `limit`."""
+def new_row_count(mode: FakeTensorMode, limit: int | None, least: int = 1) -> torch.SymInt:
+    """A size that only the run knows, at least one (or `least`) and at most `limit`."""
     from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
 
     env = mode.shape_env
     assert env is not None
     with env.ignore_fresh_unbacked_symbols():
         count = env.create_unbacked_symint()
-    _constrain_range_for_size(count, min=1, max=limit)
+    _constrain_range_for_size(count, min=least, max=limit)
     return count
 
 
@@ -561,6 +573,19 @@ def group_of(tag: str, ranks: list[int]) -> Any:
     from torch.distributed.distributed_c10d import _find_pg_by_ranks_and_tag
 
     return _find_pg_by_ranks_and_tag(tag, ranks)
+
+
+def name_group(group: Any, backend: Any, name: str) -> None:
+    """Make a process group written in Python known to functional collectives; what it lacks, `backend` does."""
+    group._register_backend(torch.device("cpu"), torch.distributed.ProcessGroup.BackendType.GLOO, backend)
+    group._set_group_name(name)
+
+
+def default_store() -> Any:
+    """Where the ranks of the job can leave words for each other, apart from collectives."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
 
 
 def surely_contiguous(x: torch.Tensor) -> bool:

@@ -25,6 +25,7 @@ from .manager import Manager
 from .normal import normalize
 from .options import Options
 from .pass_base import Phase, Role
+from .pipeline import Pipeline
 from .remarks import Remark, RemarkKind
 from .runtime.ahead import Foresight
 from .runtime.draws import Seeds
@@ -129,14 +130,24 @@ class Compilation:
         self._run(Phase.LOWERING, role, module, inputs)
 
     def _run(self, phase: Phase, role: Role, module: fx.GraphModule, inputs: Sequence[Any] | None) -> None:
-        if phase is Phase.LOWERING and not self.options.plan().ordered(phase):
+        plan = self._plan_for(phase, module.graph)
+        if phase is Phase.LOWERING and not plan.ordered(phase):
             return  # the same graph as after POST_GRAD: nothing to show twice
-        if phase is not Phase.PRE_GRAD and self.options.plan().ordered(phase):
+        if phase is not Phase.PRE_GRAD and plan.ordered(phase):
             normalize(module.graph, phase)  # capture has done so already for PRE_GRAD
         run = self._graph_run(phase, role, module, inputs)
+        run.pipeline = plan
         if phase in (Phase.POST_GRAD, Phase.LOWERING):
             self.lowering[role] = run
         Manager(run, self.instruments).run_all()
+
+    def _plan_for(self, phase: Phase, graph: fx.Graph) -> Pipeline:
+        """Most graphs have no collectives: what schedules them costs nothing there, and is not shown."""
+        plan = self.options.plan()
+        if phase is Phase.PRE_GRAD:
+            return plan
+        idle = [p.name for p in plan.passes() if p.phase is phase and not p.concerns(graph)]
+        return plan.without(*idle) if idle else plan
 
     def tell(self, role: Role, remarks: Sequence[Remark], texts: Mapping[str, str]) -> None:
         for remark in remarks:

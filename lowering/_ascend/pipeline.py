@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..cpu import PACKING
+from ..cpu import PACKING, SCHEDULE
 
 # Only what has an AscendC kernel is fused into one op.
-FUSION = "narrow-attention, fuse-norm-gate, fuse-embedding"
-DEFAULT_PIPELINE = f"{PACKING}, {FUSION}, eliminate-dead-code, label-streams, keep-transposes"
+FUSION = "fuse-sampling{form=rows, multiple=16, widest=512}, narrow-attention, fuse-norm-gate, fuse-embedding"
+DEFAULT_PIPELINE = f"{PACKING}, {FUSION}, eliminate-dead-code, {SCHEDULE}, keep-transposes"

@@ -215,9 +215,7 @@ def test_one_stream_does_not_go_with_several(not_started):
 
     torch._dynamo.reset()
     chosen = {"target": "ascend-sim", "passes": [Label()], "target_options": {"enable_single_stream": True}}
-    with pytest.raises(
-        Exception, match="does not go with nodes on streams of their own\n  try: without='overlap'"
-    ):
+    with pytest.raises(Exception, match="does not go with nodes on streams of their own\n  try: without='overlap'"):
         turbogr_compile.compile(lambda x: x * 2, **chosen)(torch.ones(3))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -285,6 +288,29 @@ def test_a_process_group_is_found_by_its_name(tmp_path):
         assert _torch.group_of(_torch.group_tag(dist.group.WORLD), [0]) is dist.group.WORLD
     finally:
         dist.destroy_process_group()
+
+
+def test_a_group_in_python_is_found_by_its_name(tmp_path):
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        group = dist.ProcessGroup(0, 1)
+        store = dist.PrefixStore("mine", _torch.default_store())
+        _torch.name_group(group, dist.ProcessGroupGloo(store, 0, 1, timedelta(seconds=10)), "mine")
+        assert group.group_name == "mine"
+        store.set("word", "given")
+        assert _torch.default_store().get("mine/word") == b"given"
+    finally:
+        dist.destroy_process_group()
+
+
+def test_something_around_what_inductor_compiled():
+    compiled = SimpleNamespace(current_callable=lambda values: sum(values))
+    _torch.call_through(compiled, lambda run: lambda values: 2 * run(values))
+    assert compiled.current_callable([1, 2]) == 6
+    from torch._inductor.output_code import CompiledFxGraph
+
+    assert "current_callable" in CompiledFxGraph.__dataclass_fields__
 
 
 def test_writes_to_a_tensor_are_counted():

@@ -1,0 +1,1 @@
+"""What the README's table measures, on the machine at hand."""

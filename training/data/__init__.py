@@ -1,0 +1,1 @@
+"""Histories of users: reading, generating, batching."""
