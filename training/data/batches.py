@@ -4,6 +4,8 @@
     for batch in batches:                 # one epoch; the next loop is the next epoch
         loss = model(batch["ids"])
     state = batches.state_dict()
+
+Every batch can be had by its number, at(epoch, step): nothing depends on what was asked for before.
 """
 
 from __future__ import annotations

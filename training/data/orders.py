@@ -76,7 +76,7 @@ class Order:
         if self.name not in ORDERS:
             raise OptionError(f"order {self.name!r}: one of {', '.join(ORDERS)}{did_you_mean(self.name, ORDERS)}")
         self._drawn: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
-        self._block: tuple[tuple[int, int], np.ndarray] = ((-1, -1), self._drawn[1])
+        self._blocks: dict[tuple[int, int], np.ndarray] = {}
 
     @property
     def steps(self) -> int:
@@ -86,16 +86,20 @@ class Order:
     def step(self, epoch: int, step: int) -> np.ndarray:
         together, arrange = ORDERS[self.name]
         number = step // together
-        if self._block[0] != (epoch, number):
+        block = self._blocks.get((epoch, number))
+        if block is None:
             size = together * self.batch * self.world
             users = self._users(epoch)[number * size : (number + 1) * size]
             random = np.random.default_rng((self.seed, epoch, number))
-            arranged = arrange(users, self.cost(self.lengths[users]), self.world, self.batch, random)
-            self._block = (epoch, number), arranged
-        return self._block[1][step % together]
+            block = arrange(users, self.cost(self.lengths[users]), self.world, self.batch, random)
+            # Two are kept: who reads ahead is in the next one, who asks for weights is not.
+            self._blocks = {**dict(list(self._blocks.items())[-1:]), (epoch, number): block}
+        return block[step % together]
 
     def _users(self, epoch: int) -> np.ndarray:
-        if self._drawn[0] != epoch:
+        of, drawn = self._drawn
+        if of != epoch:
             drawn = np.random.default_rng((self.seed, epoch)).permutation(len(self.lengths))
-            self._drawn = epoch, drawn[: self.steps * self.batch * self.world]
-        return self._drawn[1]
+            drawn = drawn[: self.steps * self.batch * self.world]
+            self._drawn = epoch, drawn
+        return drawn

@@ -1,0 +1,195 @@
+"""Histories from published files: streamed, checked row by row, sorted on disk, remembered in a cache.
+
+    histories = open_histories("KuaiRand-1K", cache="cache")
+    print(histories, histories.problems, sep="\\n")
+
+Good rows are all used, whatever stands between them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import OptionError
+from .formats import Format, Signal, find_files
+from .histories import Histories
+from .lines import CHUNK, Chunk, chunks_of
+from .problems import DataError, Problems
+from .rows import Layout, Parsed, parse, shown
+from .sorting import PART, Numbering, Parts
+
+CACHE_FORMAT = 1
+ARRAYS = ("items", "times", "offsets", "users", "item_ids")
+GZIP_RATIO = 5  # of bytes after and before inflating, about
+
+NewArray = Callable[[str, int, type], np.ndarray]
+
+
+def open_histories(
+    source: str | Path,
+    kind: str = "auto",
+    cache: str | Path | None = None,
+    min_length: int = 3,
+    keep: str | None = None,
+    standard_only: bool = False,
+    chunk: int = CHUNK,
+) -> Histories:
+    """What users did, from a folder with KuaiRand's or MovieLens' files, or from one file.
+
+    keep           which interactions count. KuaiRand: clicks (the default), all, long_views, likes. MovieLens: all (the
+                   default), likes (4 and more)
+    min_length     users with fewer interactions are left out
+    standard_only  without KuaiRand's log of videos that were shown at random
+    cache          a folder: the first call leaves arrays in it, later ones map them into memory, until files change
+    """
+    if min_length < 1:
+        raise OptionError(f"min_length must be at least 1, not {min_length}")
+    known, files = find_files(Path(source), kind, standard_only)
+    signal = known.keep(keep)
+    if cache is None:
+        with tempfile.TemporaryDirectory(prefix="turbogr-") as work:
+            return _read(known, files, signal, min_length, chunk, Path(work), _in_memory)
+    folder = Path(cache) / f"histories-{_digest(known, files, signal, min_length)}"
+    if not folder.exists():
+        _fill(folder, known, files, signal, min_length, chunk)
+    return _load(folder)
+
+
+def _read(
+    known: Format, files: list[Path], signal: Signal | None, min_length: int, chunk: int, work: Path, new: NewArray
+) -> Histories:
+    layouts = [known.layout(path) for path in files]  # before any work: a missing column stops here
+    problems = Problems()
+    parts = Parts(work, 1 + _rows_about(known, files) // PART)
+    try:
+        for path, layout in zip(files, layouts, strict=True):
+            _read_file(path, layout, known, signal, chunk, parts, problems)
+    finally:
+        parts.close()
+    return _gathered(parts, known.per_second, min_length, problems, work, new, files)
+
+
+def _read_file(
+    path: Path, layout: Layout, known: Format, signal: Signal | None, size: int, parts: Parts, problems: Problems
+) -> None:
+    at = None if signal is None else [column.name for column in layout.columns].index(signal.column)
+    for chunk in chunks_of(path, size):
+        text, line = chunk.text, chunk.line
+        if line == 1 and known.has_header:
+            text, line = text.partition(b"\n")[2], 2
+        parsed = parse(text, layout)
+        problems.rows += parsed.lines
+        users, items, times, *_ = parsed.values
+        if _cut(chunk, parsed):
+            users, items, times = users[:0], items[:0], times[:0]
+            problems.add("truncated", path.name, line, f"the file ends in the middle of {shown(text.strip())}")
+        else:
+            for place, bad in parsed.bad:
+                problems.add(bad.kind, path.name, line + place, bad.reason)
+        if chunk.damage:
+            problems.add("compression", path.name, line + parsed.lines, chunk.damage)
+            problems.rows += 1
+        if at is not None and signal is not None and len(users):
+            asked_for = parsed.values[at] >= signal.least
+            problems.filtered += int(len(users) - asked_for.sum())
+            users, items, times = users[asked_for], items[asked_for], times[asked_for]
+        if len(users):
+            parts.add(users, items, times)
+
+
+def _cut(chunk: Chunk, parsed: Parsed) -> bool:
+    """The end of a file that lacks its end: complete rows are good, unless the file is known to be cut."""
+    return chunk.unfinished and parsed.lines > 0 and bool(parsed.bad or chunk.damage)
+
+
+def _gathered(
+    parts: Parts, per_second: int, min_length: int, problems: Problems, work: Path, new: NewArray, files: list[Path]
+) -> Histories:
+    """Parts become one: users by their ids, items by their numbers."""
+    numbering = Numbering()
+    users, lengths = [], []
+    before = problems.rows - len(problems) - problems.filtered
+    for number, part in enumerate(parts.sorted(min_length)):
+        numbering.meet(part.items)
+        users.append(part.users)
+        lengths.append(part.lengths)
+        np.stack([part.items, part.times // per_second]).tofile(work / f"sorted{number}")
+    all_users, all_lengths = np.concatenate(users), np.concatenate(lengths)
+    total = int(all_lengths.sum())
+    problems.kept, problems.short = total, before - total
+    if not total:
+        raise DataError(f"{', '.join(path.name for path in files)}: no user has {min_length} interactions\n{problems}")
+
+    order = np.argsort(all_users, kind="stable")
+    offsets = new("offsets", len(order) + 1, np.int64)
+    offsets[0] = 0
+    np.cumsum(all_lengths[order], out=offsets[1:])
+    starts = np.empty(len(order), dtype=np.int64)
+    starts[order] = offsets[:-1]
+    items, times = new("items", total, np.int32), new("times", total, np.int64)
+    first = 0
+    for number, of_users in enumerate(lengths):
+        path = work / f"sorted{number}"
+        raw_items, raw_times = np.fromfile(path, dtype=np.int64).reshape(2, -1)
+        path.unlink()
+        begins = np.cumsum(of_users) - of_users
+        shift = starts[first : first + len(of_users)] - begins
+        to = np.arange(len(raw_items)) + np.repeat(shift, of_users)
+        items[to], times[to] = numbering.number(raw_items), raw_times
+        first += len(of_users)
+    ids, names = new("item_ids", len(numbering.ids), np.int64), new("users", len(order), np.int64)
+    ids[:], names[:] = numbering.ids, all_users[order]
+    return Histories(items, times, offsets, names, ids, problems)
+
+
+def _in_memory(name: str, size: int, dtype: type) -> np.ndarray:
+    return np.empty(size, dtype=dtype)
+
+
+def _rows_about(known: Format, files: list[Path]) -> int:
+    size = sum(path.stat().st_size * (GZIP_RATIO if path.suffix == ".gz" else 1) for path in files)
+    return size // known.row_bytes
+
+
+def _digest(known: Format, files: list[Path], signal: Signal | None, min_length: int) -> str:
+    """Of all that decides what comes out."""
+    facts = [CACHE_FORMAT, known.kind, str(signal), min_length]
+    for path in files:
+        status = path.stat()
+        facts += [path.name, status.st_size, status.st_mtime_ns]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def _fill(folder: Path, known: Format, files: list[Path], signal: Signal | None, min_length: int, chunk: int) -> None:
+    """Written beside, then renamed: others see all of it or nothing."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=".histories-", dir=folder.parent))
+    try:
+
+        def mapped(name: str, size: int, dtype: type) -> np.ndarray:
+            return np.lib.format.open_memmap(work / f"{name}.npy", "w+", dtype, (size,))
+
+        histories = _read(known, files, signal, min_length, chunk, work, mapped)
+        for name in ARRAYS:
+            getattr(histories, name).flush()
+        histories.problems.write(work / "problems.json")
+        try:
+            work.rename(folder)
+        except OSError:
+            if not folder.exists():  # otherwise somebody else was faster, with the same
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _load(folder: Path) -> Histories:
+    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
+    problems = Problems.from_json(json.loads((folder / "problems.json").read_text(encoding="utf-8")))
+    return Histories(**arrays, problems=problems)
