@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import io
 import itertools
 import os
@@ -33,6 +34,7 @@ from typing import Any
 import pytest
 import torch
 
+import turbogr_compile
 from turbogr_compile import catalogue, cli
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -280,3 +282,14 @@ def test_the_reader_sees_what_is_wrong(tmp_path: Path, reader: Reader) -> None:
         with pytest.raises(AssertionError):
             for block in blocks_of(document):
                 reader.read(block)
+
+
+def test_the_reference_has_every_public_name_with_its_own_words():
+    rows = dict(
+        re.findall(r"^\| `(\w+)[^`]*` \| (.*) \|$", (ROOT / "docs" / "api.md").read_text("utf-8"), re.MULTILINE)
+    )
+    named = set(turbogr_compile.__all__)
+    assert named <= rows.keys(), f"not in docs/api.md: {sorted(named - rows.keys())}"
+    for name in named:
+        words = (inspect.getdoc(getattr(turbogr_compile, name)) or "").splitlines()[0]
+        assert rows[name].replace("\\|", "|").startswith(words.rstrip(".")), name
