@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from html import escape
 from typing import Any
 
-WIDTH, HEIGHT = 590, 300
-LEFT, RIGHT, TOP, BOTTOM = 40, 214, 14, 40
+from ..charts import WIDTH, Axis, Series, escape, plot, svg
+
 SHARES = (
     ("utilisation", "compute"),
     ("exposed_communication", "communication that nothing hides"),
@@ -26,51 +25,17 @@ def lines(
     low = min([o[key] for o in outcomes] + [paper])
     low = min(max(int(low * 10 - 0.3) / 10, 0.0), 0.8)
     high = max([1.0] + [o[key] for o in outcomes])
-    across, down = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-
-    def x(devices: int) -> float:
-        return LEFT + across * (scales.index(devices) / (len(scales) - 1) if len(scales) > 1 else 0.5)
-
-    def y(value: float) -> float:
-        return TOP + down * (high - value) / (high - low)
-
-    parts = []
-    for tick in range(round(low * 10), round(high * 10) + 1):
-        at = y(tick / 10)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{LEFT + across}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="tick end" x="{LEFT - 8}" y="{at + 4:.1f}">{show(tick / 10)}</text>')
-    for scale in scales:
-        parts.append(f'<text class="tick mid" x="{x(scale):.1f}" y="{HEIGHT - BOTTOM + 18}">{scale}</text>')
-    parts.append(f'<text class="tick mid" x="{LEFT + across / 2:.1f}" y="{HEIGHT - 4}">devices</text>')
-    at = y(paper)
-    parts.append(f'<line class="paper" x1="{LEFT}" x2="{LEFT + across}" y1="{at:.1f}" y2="{at:.1f}"/>')
-
-    labels = [(y(paper), paper_text, "paper-label")]
+    # Numbers of devices stand side by side: they grow by factors.
+    x = Axis(0, len(scales) - 1, [(i, str(scale)) for i, scale in enumerate(scales)])
+    y = Axis(low, high, [(t / 10, show(t / 10)) for t in range(round(low * 10), round(high * 10) + 1)])
+    series = []
     for name, style in styles.items():
-        points = [(x(o["devices"]), y(o[key]), o) for o in outcomes if o["variant"] == name]
-        path = " ".join(f"{a:.1f},{b:.1f}" for a, b, _ in points)
-        dots = "".join(
-            f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3"><title>{escape(name)}, {o["devices"]} devices: {show(o[key])}'
-            "</title></circle>"
-            for a, b, o in points
-        )
-        parts.append(f'<g class="{style}"><polyline points="{path}"/>{dots}</g>')
-        labels.append((points[-1][1], f"{name}  {show(points[-1][2][key])}", f"{style} label"))
-    for at, text, style in _apart(labels, 14.0, HEIGHT - BOTTOM + 6):
-        parts.append(f'<text class="{style}" x="{LEFT + across + 10}" y="{at + 4:.1f}">{escape(text)}</text>')
-    return _svg(WIDTH, HEIGHT, parts)
-
-
-def _apart(labels: list[tuple[float, str, str]], gap: float, lowest: float) -> list[tuple[float, str, str]]:
-    """Moved down, then up, until no two overlap."""
-    placed = sorted(labels)
-    tops = [at for at, _, _ in placed]
-    for i in range(1, len(tops)):
-        tops[i] = max(tops[i], tops[i - 1] + gap)
-    for i in range(len(tops) - 1, -1, -1):
-        limit = lowest if i == len(tops) - 1 else tops[i + 1] - gap
-        tops[i] = min(tops[i], limit)
-    return [(top, text, style) for top, (_, text, style) in zip(tops, placed, strict=True)]
+        found = [o for o in outcomes if o["variant"] == name]
+        points = [(scales.index(o["devices"]), o[key]) for o in found]
+        tips = [f"{name}, {o['devices']} devices: {show(o[key])}" for o in found]
+        series.append(Series(f"{name}  {show(found[-1][key])}", points, style, tips))
+    title = f"{key} over the number of devices"
+    return plot(title, series, x, y, "devices", dots=True, labels=True, reference=(paper, paper_text))
 
 
 def shares(outcomes: Outcomes) -> str:
@@ -96,7 +61,7 @@ def shares(outcomes: Outcomes) -> str:
                 parts.append(f'<text class="on {key}" x="{at + size / 2:.1f}" y="{top + 15}">{o[key]:.0%}</text>')
             at += size
         parts.append(f'<text class="dim" x="{at + 8:.1f}" y="{top + 15}">{o["step_seconds"] * 1e3:.0f} ms</text>')
-    return _svg(width, len(outcomes) * (bar + gap) + 4, parts)
+    return svg(width, len(outcomes) * (bar + gap) + 4, parts, "where the time of a step goes")
 
 
 def timelines(shown: Sequence[dict[str, Any]]) -> str:
@@ -120,7 +85,7 @@ def timelines(shown: Sequence[dict[str, Any]]) -> str:
                 parts.append(_block(name, resource, left + start * scale, top, seconds, scale, lane))
             top += lane + gap
         top += 8
-    return _svg(width, round(top), parts)
+    return svg(width, round(top), parts, "what one device does during two steps")
 
 
 def _block(name: str, resource: str, x: float, top: float, seconds: float, scale: float, height: int) -> str:
@@ -131,7 +96,3 @@ def _block(name: str, resource: str, x: float, top: float, seconds: float, scale
     if size > 7 * len(name):
         drawn += f'<text class="on task-text" x="{x + size / 2:.1f}" y="{top + 12:.1f}">{escape(name)}</text>'
     return drawn
-
-
-def _svg(width: int, height: int, parts: Sequence[str]) -> str:
-    return f'<svg class="chart" viewBox="0 0 {width} {height}" role="img">{"".join(parts)}</svg>'

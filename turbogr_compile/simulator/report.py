@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 
 from ..errors import OptionError
 from ..files import replace_file
+from ..page import render
 from ..text import table
 from . import charts
 from .events import RESOURCES
@@ -141,14 +141,13 @@ def page(data: dict[str, Any]) -> str:
     """One file, offline, light and dark."""
     styles = _styles([v["name"] for v in data["variants"]], {v["name"]: v["features"] for v in data["variants"]})
     largest = [o for o in data["outcomes"] if o["devices"] == data["scales"][-1]]
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
-    template = environment.from_string(Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8"))
     paper = {name: figure["value"] for name, figure in data["paper-reported"].items()}
 
     def lines(key: str, show: Any) -> str:
         return charts.lines(data["outcomes"], key, styles, paper[key], f"paper-reported  {show(paper[key])}", show)
 
-    return template.render(
+    return render(
+        Path(__file__).with_name("page.html.j2"),
         data=data,
         largest=largest,
         features=FEATURES,
