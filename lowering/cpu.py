@@ -22,7 +22,10 @@ from .target import BaseTarget, Hooks, Missing
 
 aten = torch.ops.aten
 # What every target profits from; then, for this one, what puts the graph into its C++ kernels.
-PACKING = "remove-noops, fold-views, pack-rows, fold-masks, eliminate-common, simplify-masks, recognize-activations"
+PACKING = (
+    "remove-noops, fold-views, pack-rows, expand-lookups, fold-masks, eliminate-common, simplify-masks, "
+    "recognize-activations"
+)
 FUSION = "fuse-sampling, fuse-loss, fuse-silu-split, fuse-norm-gate, fuse-embedding"
 SCHEDULE = "bucket-collectives, overlap"
 DEFAULT_PIPELINE = f"{PACKING}, {FUSION}, eliminate-dead-code, {SCHEDULE}"

@@ -55,6 +55,7 @@ class Compilation:
         self.instruments = [*([self.shadow] if self.shadow else []), *instruments_for(options)]
         self.stats = prologue.RunStatistics(graph_id)
         self.examples: list[Any] | None = None
+        self.idle: set[str] = set()  # passes that had nothing to do in the captured graph
         self.lowering: dict[Role, GraphRun] = {}  # the last run of passes over the graph of each role
 
     def _shadow(self) -> Shadow | None:
@@ -142,12 +143,16 @@ class Compilation:
         Manager(run, self.instruments).run_all()
 
     def _plan_for(self, phase: Phase, graph: fx.Graph) -> Pipeline:
-        """Most graphs have no collectives: what schedules them costs nothing there, and is not shown."""
+        """Most graphs have no sharded tables and no collectives: what is about them costs nothing, and is not shown.
+
+        A pass that the caller set up himself always runs, and says what it did not find.
+        """
         plan = self.options.plan()
+        usual = set(Pipeline.default(self.options.target).passes())
+        idle = {p.name for p in plan.passes() if p.phase is phase and p in usual and not p.concerns(graph)}
         if phase is Phase.PRE_GRAD:
-            return plan
-        idle = [p.name for p in plan.passes() if p.phase is phase and not p.concerns(graph)]
-        return plan.without(*idle) if idle else plan
+            self.idle = idle
+        return plan.without(*(self.idle | idle)) if self.idle | idle else plan
 
     def tell(self, role: Role, remarks: Sequence[Remark], texts: Mapping[str, str]) -> None:
         for remark in remarks:

@@ -72,7 +72,7 @@ class Pass:
     rank_dependent: ClassVar[bool] = False  # result differs between ranks of one job
 
     def concerns(self, graph: fx.Graph) -> bool:
-        """False where the graph has nothing that the pass is about; of a later phase, it is then left out unsaid."""
+        """False where the graph has nothing that the pass is about; the default pipeline then leaves it out unsaid."""
         return True
 
     def run(self, graph: fx.Graph, ctx: Context) -> None:

@@ -12,7 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -29,12 +29,17 @@ _UNSET = object()
 class Call:
     """One call of a compiled graph, as its providers see it."""
 
-    __slots__ = ("_made", "inputs", "seed")
+    __slots__ = ("_made", "inputs", "kin", "seed")
 
     def __init__(self, inputs: Sequence[Any], seed: int = 0) -> None:
         self.inputs = inputs  # of the graph as it was captured
         self.seed = seed  # of whatever providers draw
         self._made: dict[Hashable, Any] = {}
+        self.kin: list[Call] = []  # calls that another compilation of the same code announced for this batch
+
+    def made(self) -> dict[Hashable, Any]:
+        """What providers share so far, by key."""
+        return dict(self._made)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What `make` returns, made once per call: providers share work under a key."""
@@ -45,6 +50,27 @@ class Call:
 
 
 Provider = Callable[[Call], Any]
+
+
+class RanksApart(TurbogrError):
+    """Raised by an exchange on all ranks that take part in it: they came to it with different intentions."""
+
+
+class Exchange(Protocol):
+    """What providers do together with other ranks. May run ahead of its call, on another thread."""
+
+    @property
+    def place(self) -> Hashable:
+        """Where ranks meet: equal for exchanges that must keep an order among each other."""
+
+    def begin(self, call: Call) -> None:
+        """In the thread of calls, during the call before: the exchange is about to be put on the line."""
+
+    def leave(self, during: bool) -> Callable[[], Any]:
+        """What tells the other ranks that no further call of this loop comes; raises where they go on.
+
+        `during` the last call, or after it.
+        """
 
 
 class Unprovable(Exception):
@@ -97,6 +123,12 @@ def reading(provide: Provider, inputs: Iterable[int] = (), draws: str = "") -> P
     return provide
 
 
+def exchanging(provide: Provider, exchange: Exchange) -> Provider:
+    """Say that all ranks run a provider together."""
+    provide.exchange = exchange  # type: ignore[attr-defined]
+    return provide
+
+
 # --- for the backend ---------------------------------------------------------------------------------
 
 
@@ -104,6 +136,11 @@ def reads(provide: Iterable[Provider]) -> frozenset[int] | None:
     """Inputs that providers read; None where one of them does not say."""
     found: list[frozenset[int] | None] = [getattr(p, "reads", None) for p in provide]
     return None if None in found else frozenset(i for each in found for i in each or ())
+
+
+def exchanges(provide: Iterable[Provider]) -> list[Exchange]:
+    """What providers do together with other ranks, each once."""
+    return list(dict.fromkeys(e for p in provide if (e := getattr(p, "exchange", None)) is not None))
 
 
 def draws(provide: Iterable[Provider]) -> str:

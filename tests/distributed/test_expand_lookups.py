@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # ranks import these modules by their bare names
 
 import edges
-import training
+import sharded_models
 from ranks import run_several
 
 EXACT = 1e-12  # everything is in fp64: what is left is the order of sums
@@ -18,7 +18,7 @@ EXACT = 1e-12  # everything is in fp64: what is left is the order of sums
 
 def steps(placement: str, how: str, optimizer: str = "adagrad") -> tuple:
     """20 steps of 15 different shapes."""
-    return training.train, {"placements": [placement], "ways": [how], "optimizers": [optimizer]}
+    return sharded_models.train, {"placements": [placement], "ways": [how], "optimizers": [optimizer]}
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,7 @@ def two():
         "late": (edges.late_ids, {}),
         "equal": (edges.equal_lookups_compiled, {"how": "expanded"}),
         "memory": (edges.largest_allocation, memory),
+        "sampled": (edges.sampled, {}),
     }, timeout=240)  # fmt: skip
 
 
@@ -85,6 +86,16 @@ def test_ids_that_depend_on_parameters_leave_the_op_as_it_is(two):
         assert found["targets"].count("turbogr.sharded_lookup.default") == 1
         assert found["targets"].count("turbogr.fetch_rows.default") == 1
         assert "ids-known-late" in found["remarks"]
+
+
+def test_negatives_drawn_in_the_step_are_drawn_before_it_where_that_is_asked_for(two):
+    for rank in two["sampled"]:
+        opaque, apart = rank["opaque"], rank["apart"]
+        assert max(abs(a - b) for a, b in zip(opaque["losses"], apart["losses"], strict=True)) < EXACT
+        assert len(set(apart["losses"])) == 4
+        assert {"drawn-before", "expanded"} <= set(apart["remarks"]) and "ids-known-late" not in apart["remarks"]
+        assert not any("sharded_lookup" in t for t in apart["targets"])
+        assert {"sampling-scores", "sampling-fused"} & set(apart["remarks"]), "scored without storing rows"
 
 
 def test_equal_lookups_with_equal_gradients_are_two(two):

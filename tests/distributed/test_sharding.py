@@ -11,7 +11,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))  # ranks import these modules by their bare names
 
 import edges
-import training
+import sharded_models
 from ranks import RanksFailed, run_ranks, run_several
 
 EXACT = 1e-12  # everything is in fp64: what is left is the order of sums
@@ -24,7 +24,7 @@ def worst(found) -> dict[str, float]:
 
 def eager(placements: list[str], optimizers: list[str], **rest) -> tuple:
     """20 steps with each."""
-    return training.train, {"placements": placements, "ways": ["eager"], "optimizers": optimizers, **rest}
+    return sharded_models.train, {"placements": placements, "ways": ["eager"], "optimizers": optimizers, **rest}
 
 
 @pytest.fixture(scope="module")
@@ -179,4 +179,4 @@ def test_a_plan_explains_itself(two):
 
 def test_the_helper_reports_a_rank_that_fails():
     with pytest.raises(RanksFailed, match="no such placement"):
-        run_ranks(training.train, 2, placements=["no such placement"], ways=["eager"], optimizers=["sgd"])
+        run_ranks(sharded_models.train, 2, placements=["no such placement"], ways=["eager"], optimizers=["sgd"])

@@ -10,15 +10,19 @@ announced, unwritten since, and the seed that was guessed; else it computes them
 
 The values are awaited when the graph is called: their sizes are sizes of the graph. Waiting later would not make steps
 shorter, since the worker has the next batch to do from then on: a step takes as long as the longer of the two.
+
+What providers exchange with other ranks (`prologue.exchanging`) is never dropped, and a rank whose loop ends says so to
+the others: a rank that has another batch then raises, and does not wait for ever.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -28,13 +32,25 @@ from torch import fx
 from .. import _torch
 from ..context import expression
 from ..errors import TurbogrError
-from ..prologue import KEY, Call, Provider, RunStatistics, Unprovable, reads, supply
+from ..prologue import (
+    KEY,
+    Call,
+    Exchange,
+    Provider,
+    RanksApart,
+    RunStatistics,
+    Unprovable,
+    exchanges,
+    reads,
+    supply,
+)
 from .batches import pairs
 from .draws import Seeds
+from .line import on_line, opened
 
+log = logging.getLogger("turbogr_compile.runtime")
 Batch = TypeVar("Batch")
 _END: Any = object()
-_THREAD = "turbogr-ahead"
 
 
 def ahead(loader: Iterable[Batch]) -> Ahead[Batch]:
@@ -52,9 +68,11 @@ class Ahead(Generic[Batch]):
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Batch]:
-        batches, sight, sights = iter(self.loader), Sight(), _LOOPS.sights
+        batches, sights = iter(self.loader), _LOOPS.sights
         now = next(batches, _END)
+        sight = Sight()
         sights.append(sight)
+        complete = False
         try:
             while now is not _END:
                 then, failed = _END, None
@@ -67,9 +85,10 @@ class Ahead(Generic[Batch]):
                 if failed is not None:
                     raise failed
                 now = then
+            complete = True
         finally:
             sights.remove(sight)
-            sight.close()
+            sight.close(complete)
 
 
 def sight_of(x: torch.Tensor) -> Sight | None:
@@ -87,7 +106,7 @@ class _Loops(threading.local):
 _LOOPS = _Loops()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Announced:
     """A call to come, and its values in the making."""
 
@@ -95,17 +114,21 @@ class Announced:
     written: dict[int, int]  # how often each tensor that is read had been written to
     batch: int
     values: Future[list[Any]]
+    used: bool = False
 
 
 class Sight:
-    """What one loop sees: this batch and the next. Owns the worker."""
+    """What one loop sees: this batch and the next."""
 
     def __init__(self) -> None:
         self.announced: dict[Any, Any] = {}  # what is in the making, by whom it is for; has `batch` and `values`
         self.batch = 0
         self._now, self._then = _END, _END
         self._next: dict[int, Any] | None = None  # by identity of this batch's tensors
-        self._worker: ThreadPoolExecutor | None = None
+        self._line = opened()
+        self._met: dict[Hashable, Exchange] = {}  # those that have gone ahead in this loop
+        self._left: dict[Hashable, Future[Any]] = {}
+        self._last: Future[Any] | None = None  # exchange that was announced
 
     def show(self, now: Any, then: Any) -> None:
         self._now, self._then, self._next = now, then, None
@@ -130,26 +153,44 @@ class Sight:
         if old is not None and not graph.differs(old.call, call):
             return
         self._forget(graph)
-        values = self.submit(_compute, graph.provide, call, torch.is_inference_mode_enabled())
+        for exchange in graph.exchanges:
+            exchange.begin(call)
+            self._met[exchange.place] = exchange
+        keep = bool(graph.exchanges)
+        values = self._line.submit(_compute, graph.provide, call, torch.is_inference_mode_enabled(), keep=keep)
         self.announced[graph] = Announced(call, written, self.batch + 1, values)
+        if keep:
+            self._last = values
 
     def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, thread_name_prefix=_THREAD)
-        return self._worker.submit(work, *args)
+        return self._line.submit(work, *args)
+
+    def leave(self, exchanges: Iterable[Exchange], during: bool) -> None:
+        """Say to other ranks that this loop has no further batch, once."""
+        for exchange in exchanges:
+            if exchange.place in self._met and exchange.place not in self._left:
+                self._left[exchange.place] = self._line.submit(exchange.leave(during), keep=True)
 
     def _forget(self, owner: Any) -> None:
         old = self.announced.pop(owner, None)
-        if old is not None:
+        if old is not None and not getattr(owner, "exchanges", ()):
             old.values.cancel()
 
-    def close(self) -> None:
-        """Nothing waits any more: what has not begun is dropped, what has begun is waited for."""
+    def close(self, complete: bool = False) -> None:
+        """Nothing waits any more: what has not begun is dropped, what has begun is waited for, and so are exchanges."""
         self.show(_END, _END)
         self.announced.clear()
-        if self._worker is not None:
-            inside = threading.current_thread().name.startswith(_THREAD)  # a garbage collection there ended the loop
-            self._worker.shutdown(wait=not inside, cancel_futures=True)
+        # Ranks that have found out that they differ do not meet again.
+        apart = self._last is not None and not on_line() and isinstance(self._last.exception(), RanksApart)
+        if not apart:
+            self.leave(self._met.values(), during=False)
+        self._line.close()
+        for left in self._left.values():
+            error = None if on_line() else left.exception()
+            if error is not None and complete:
+                raise error
+            if error is not None:
+                log.error("%s", error)
 
 
 def _compute(provide: Sequence[Provider], call: Call, inference: bool) -> list[Any]:
@@ -170,6 +211,7 @@ class Foresight:
         self.names = [n.name for n in own]
         self.reads = reads(provide)
         self.idle = self.reads is None or not (self.reads or seeds.draws)  # nobody says what is read; constants
+        self.exchanges = exchanges(provide)
         self.sizes = _sizes([n.meta.get("val") for n in own])
         self._held: dict[int, weakref.ref[torch.Tensor]] = {}  # inputs that are in no batch, as they were last
         self._why = ""  # nothing was announced
@@ -180,7 +222,9 @@ class Foresight:
         try:
             values = self._values(call)
         except Unprovable:
-            self._look_ahead(call)
+            # What the other graph exchanges for this batch comes before anything of the next one.
+            if not self.exchanges:
+                self._look_ahead(call)
             raise
         self._look_ahead(call)
         return values
@@ -193,9 +237,24 @@ class Foresight:
                 continue
             why = self.differs(found.call, call) or self._written(found)
             if not why:
+                found.used = True
                 return self._await(found)
         self.stats.at_once[why] += 1
+        call.kin = self._kin() if self.exchanges else []
         return supply(self.provide, call)
+
+    def _kin(self) -> list[Call]:
+        """What an earlier compilation of the same code announced: a rank that compiles anew exchanges nothing twice."""
+        frame = self.stats.graph.partition(".")[0]
+        found = [
+            old for sight in _LOOPS.sights for graph, old in sight.announced.items()
+            if isinstance(graph, Foresight) and graph is not self and graph.stats.graph.partition(".")[0] == frame
+            and old.batch == sight.batch and not old.used
+        ]  # fmt: skip
+        for old in found:
+            old.used = True
+            old.values.exception()
+        return [old.call for old in found]
 
     def differs(self, announced: Call, call: Call) -> str:
         """Why the values of one call are not those of the other; '' when they are."""
@@ -232,6 +291,7 @@ class Foresight:
         sight = self._sight(call)
         if sight.ends:
             self._why = ""
+            sight.leave(self.exchanges, during=True)
             return
         try:
             sight.announce(self, *self._next(call, sight))

@@ -1,14 +1,16 @@
 """Tables that are spread over the ranks of a job. docs/distributed.md says how to use them."""
 
 from .convert import shard
+from .delays import Staleness
 from .dense import average_gradients, broadcast_parameters, dense_parameters
 from .embedding import ShardedEmbedding, sharded_tables
 from .optim import LazyAdam, RowAdagrad, RowOptimizer, RowSGD, RowWiseAdagrad
 from .placements import ColumnWise, Hierarchical, Placement, Replicated, RowWise, TableWise
 from .plan import Plan, plan
+from .stale import staleness
 
 __all__ = [
     "ColumnWise", "Hierarchical", "LazyAdam", "Placement", "Plan", "Replicated", "RowAdagrad", "RowOptimizer", "RowSGD",
-    "RowWise", "RowWiseAdagrad", "ShardedEmbedding", "TableWise", "average_gradients", "broadcast_parameters",
-    "dense_parameters", "plan", "shard", "sharded_tables",
+    "RowWise", "RowWiseAdagrad", "ShardedEmbedding", "Staleness", "TableWise", "average_gradients",
+    "broadcast_parameters", "dense_parameters", "plan", "shard", "sharded_tables", "staleness",
 ]  # fmt: skip

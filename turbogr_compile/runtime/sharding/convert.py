@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ... import _torch
 from ...errors import TurbogrError
+from ..selftest import check_collectives
 from .embedding import ShardedEmbedding
 from .layout import Layout
 from .placements import Hierarchical, Placement, Replicated
@@ -41,6 +43,7 @@ def shard(
     for name in spread:
         _check(model, name, modules.get(name), spread[name])
     groups = _Groups(plan.ranks)
+    _check_collectives(modules, spread, groups, device)
     for name, t in spread.items():
         old = modules[name]
         assert isinstance(old, nn.Embedding)
@@ -74,6 +77,18 @@ def _check(model: nn.Module, name: str, module: Any, planned: Planned) -> None:
         raise TurbogrError(f"table {name!r} cannot be sharded: {reason}. Or leave it Replicated in the plan")
 
 
+def _check_collectives(
+    modules: dict[str, nn.Module], spread: dict[str, Planned], groups: _Groups, device: torch.device | str | None
+) -> None:
+    """Of the groups and dtypes in which rows will travel."""
+    for name, t in spread.items():
+        weight = modules[name].weight
+        assert isinstance(weight, Tensor)
+        place = device or ("cpu" if weight.is_meta else weight.device)
+        for group in filter(None, (groups.of(t.placement), groups.replicas(t.placement))):
+            check_collectives(group, {weight.dtype, wire_of(t.placement) or weight.dtype}, place)
+
+
 class _Groups:
     """Groups and meshes for tables, made once each; all ranks make them in the same order."""
 
@@ -93,7 +108,9 @@ class _Groups:
         inside = isinstance(placement, Hierarchical)
         if inside not in self._ahead:
             groups = dist.get_process_group_ranks(self.of(placement))
-            self._ahead[inside] = dist.new_group(groups, use_local_synchronization=True)
+            # A group made without a timeout has half an hour, whatever that of the job is.
+            timeout = _torch.group_timeout(self.of(placement))
+            self._ahead[inside] = dist.new_group(groups, timeout=timeout, use_local_synchronization=True)
         return self._ahead[inside]
 
     def mesh(self, placement: Placement, device: torch.device) -> Any:
@@ -108,6 +125,12 @@ class _Groups:
         return self._meshes[False]
 
 
+def wire_of(placement: Placement) -> torch.dtype | None:
+    """In which rows travel; None for their own."""
+    named = getattr(placement, "wire", "")
+    return getattr(torch, named) if named else None
+
+
 def _sharded(
     name: str, old: nn.Embedding, planned: Planned, plan: Plan, groups: _Groups, source: _Source
 ) -> ShardedEmbedding:
@@ -117,11 +140,10 @@ def _sharded(
     rows = source.shard(name, old, layout, rank)
     if replicas is not None:  # replicas stay equal, if they begin so
         dist.broadcast(rows, group_src=0, group=replicas)
-    wire = getattr(torch, getattr(placement, "wire", "") or "float32")
     table = Table(
         name, layout, group, groups.ahead(placement), replicas,
         scale=1.0 / plan.ranks.count if plan.mean else 1.0,
-        wire=None if wire == torch.float32 else wire,
+        wire=wire_of(placement),
         padding=-1 if old.padding_idx is None else dict(layout.owner(old.padding_idx)).get(rank, -1),
     )  # fmt: skip
     new = ShardedEmbedding(rows, table, groups.mesh(placement, rows.device), old.padding_idx)

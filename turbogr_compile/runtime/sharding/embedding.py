@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from ...errors import TurbogrError
 from . import ops as _ops  # noqa: F401  (defines the ops)
+from . import stale as _stale  # noqa: F401  (defines the ops)
 from . import state
 from .table import SLOTS, Table
 
@@ -28,7 +30,7 @@ class ShardedEmbedding(nn.Module):
         super().__init__()
         self.register_buffer("shard", shard, persistent=False)
         self.table, self.mesh, self.padding_idx = table, mesh, padding_idx
-        self.number = table.number
+        self.number, table.home = table.number, weakref.ref(self)
         self.num_embeddings, self.embedding_dim = table.layout.rows, table.layout.width
         self.receipts = torch.zeros(SLOTS + 1, device=shard.device).requires_grad_()
 
@@ -60,12 +62,14 @@ class ShardedEmbedding(nn.Module):
     # --- checkpoints: the whole table under the name that its weight had -----------------------------
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        self.table.settle()
         destination.update(state.saved(self.table, self.mesh, self.shard, prefix + "weight"))
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool,
         missing: list[str], unexpected: list[str], errors: list[str],
     ) -> None:  # fmt: skip
+        self.table.settle()
         found = state.find(self.table, state_dict, prefix + "weight", errors)
         if found is not None:
             with torch.no_grad():

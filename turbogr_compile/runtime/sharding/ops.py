@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.declare import declare, require_tensor
-from .routing import exchange, route
+from .routing import route
 from .table import SLOTS, table_of
 
 ops = torch.ops.turbogr
@@ -26,7 +26,8 @@ def sharded_lookup(shard: Tensor, receipts: Tensor, ids: Tensor, table: int) -> 
     """Rows of a table by id, wherever they are. All ranks must call, with ids of any number."""
     owner = table_of(table)
     way = route(owner, [ids])
-    got = exchange(owner, shard.index_select(0, way.asked), way.received, way.sent)
+    owner.settle()
+    got = owner.exchange(shard.index_select(0, way.asked), way.received, way.sent)
     (place,) = way.places
     rows = got.index_select(0, place.reshape(-1))
     if owner.layout.pieces == 1:
@@ -61,7 +62,7 @@ def sharded_push(grad: Tensor, ids: Tensor, table: int) -> Tensor:
         whole[:, : layout.width] = slopes
         slopes = whole.view(-1, layout.piece)
     sums = slopes.new_zeros((sum(way.received), layout.piece)).index_add_(0, place.reshape(-1), slopes)
-    return owner.put(way.asked, exchange(owner, sums, way.sent, way.received))
+    return owner.put(way.asked, owner.exchange(sums, way.sent, way.received))
 
 
 def _push_fake(grad: Tensor, ids: Tensor, table: int) -> Tensor:
@@ -73,6 +74,9 @@ def _push_fake(grad: Tensor, ids: Tensor, table: int) -> Tensor:
 
 def fetch_rows(shard: Tensor, receipts: Tensor, asked: Tensor, table: int) -> Tensor:
     """Rows of this rank's shard; their gradients go into the table's journal."""
+    owner = table_of(table)
+    owner.settle()
+    owner.calls += 1
     return shard.index_select(0, asked)
 
 

@@ -14,6 +14,7 @@ optimizer on touched rows; rows that were not touched stay, which for SGD and Ad
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,15 +70,14 @@ class RowOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for receipts in group["params"]:
                 table = self.tables[id(receipts)]
-                found = table.table.take(receipts.grad, table.shard)
-                receipts.grad = None
-                state = self.state[receipts]
-                state["step"] += 1
-                if found is not None and found.rows.numel():
-                    self._apply(table.shard, found, state, group)
+                gradient, receipts.grad = receipts.grad, None
+                self.state[receipts]["step"] += 1
+                # Copies: the update may run beside the next step, when a schedule has changed the rate.
+                apply = partial(self._apply, table.shard, dict(self.state[receipts]), dict(group))
+                table.table.update(gradient, table.shard, apply)
         return loss
 
-    def _apply(self, shard: Tensor, found: RowGradient, state: dict[str, Any], group: dict[str, Any]) -> None:
+    def _apply(self, shard: Tensor, state: dict[str, Any], group: dict[str, Any], found: RowGradient) -> None:
         kept = {key: value for key, value in state.items() if key != "step"}
         rows = shard.index_select(0, found.rows)
         parts = {key: value.index_select(0, found.rows) for key, value in kept.items()}
@@ -129,6 +129,8 @@ class RowOptimizer(torch.optim.Optimizer):
             group.update(state_dict["options"])
 
     def _trained(self) -> list[ShardedEmbedding]:
+        for table in self.tables.values():
+            table.table.settle()
         return [self.tables[id(r)] for group in self.param_groups for r in group["params"]]
 
     def _tensors(self, table: ShardedEmbedding) -> dict[str, Tensor]:

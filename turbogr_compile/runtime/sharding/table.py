@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import TurbogrError
+from ..line import current, on_line, without_gradient
+from .delays import Staleness
 from .layout import Layout
 
 ops = torch.ops.turbogr
@@ -35,6 +38,21 @@ class RowGradient(NamedTuple):
     values: Tensor
 
 
+class Sent(NamedTuple):
+    """How many rows went to each rank and came of each: gradients go the way back."""
+
+    sent: list[int]
+    received: list[int]
+
+
+class Kept(NamedTuple):
+    """Gradients of rows of this shard; of rows that came from others as long as `way` says how to send them back."""
+
+    rows: Tensor
+    values: Tensor
+    way: Sent | None = None
+
+
 @dataclass(eq=False)
 class Table:
     """One sharded table, as one rank sees it."""
@@ -48,7 +66,14 @@ class Table:
     wire: torch.dtype | None = None
     padding: int = -1  # row of this shard that has no gradient
     number: int = field(default_factory=lambda: next(_NUMBERS))
-    journal: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    journal: dict[int, Kept] = field(default_factory=dict)
+    home: Callable[[], Any] = field(default=lambda: None)  # the module that has the shard, while there is one
+    calls: int = 0  # lookups that were taken apart and ran
+    updates: int = 0  # steps that optimizers took
+    applied: int = 0  # those of them that are in the shard
+    handed: Tensor | None = None  # rows that were handed out since the last update, ahead of their use
+    staleness: Staleness = field(default_factory=Staleness)
+    _pending: Future[None] | None = None  # the last update that is on the line
 
     def __post_init__(self) -> None:
         _TABLES[self.number] = self
@@ -57,7 +82,23 @@ class Table:
     def rank(self) -> int:
         return dist.get_rank(self.group)
 
-    def put(self, rows: Tensor, values: Tensor) -> Tensor:
+    @property
+    def shard(self) -> Tensor:
+        module = self.home()
+        if module is None:
+            raise TurbogrError(f"the module of table {self.name!r} is gone")
+        return module.shard
+
+    def exchange(self, rows: Tensor, receive: list[int], send: list[int], group: Any = None) -> Tensor:
+        """Rows sent to each rank and got of each, in the dtype of the wire."""
+        sent = rows.contiguous() if self.wire is None else rows.to(self.wire)
+        got = sent.new_empty((sum(receive), *sent.shape[1:]))
+        dist.all_to_all_single(got, sent, receive, send, group=group or self.group)
+        return got.to(rows.dtype)
+
+    # --- gradients ---------------------------------------------------------------------------------
+
+    def put(self, rows: Tensor, values: Tensor, way: Sent | None = None) -> Tensor:
         """Keep gradients of rows; the receipt says where."""
         if len(self.journal) == SLOTS:
             raise TurbogrError(
@@ -65,25 +106,63 @@ class Table:
                 "zero_grad() of the optimizer that was made for it"
             )
         slot = next(i for i in range(SLOTS) if i not in self.journal)
-        self.journal[slot] = (rows, values)
+        self.journal[slot] = Kept(rows, values, way)
         receipt = values.new_zeros(SLOTS + 1, dtype=torch.float32)
         receipt[slot], receipt[SLOTS] = 1.0, _WEIGHT
         return receipt
 
     def take(self, receipts: Tensor | None, shard: Tensor) -> RowGradient | None:
         """What has gathered for a step, summed over all ranks; the journal is empty afterwards. None for nothing."""
+        return self._total(self._counted(receipts), shard)
+
+    def update(self, receipts: Tensor | None, shard: Tensor, apply: Callable[[RowGradient], None]) -> None:
+        """Apply what `take` gives; later, beside the next step, where the rows were fetched ahead of theirs."""
+        self.settle()  # the update before, which is due: ranks find out in the same step that one failed
+        kept, line = self._counted(receipts), current()
+        self.updates += 1
+        if line is None or not any(k.way for k in kept):
+            self._update(kept, shard, apply)
+        else:
+            self._pending = line.submit(without_gradient, self._update, kept, shard, apply, keep=True)
+
+    def settle(self) -> None:
+        """Afterwards the shard has all updates. One that failed on the line fails here."""
+        if self._pending is None or on_line():
+            return
+        error, self._pending = self._pending.exception(), None
+        if error is not None:
+            said = f"{type(error).__name__}: {error}"
+            raise TurbogrError(f"an update of table {self.name!r} failed beside the step: {said}") from error
+
+    def _update(self, kept: Sequence[Kept], shard: Tensor, apply: Callable[[RowGradient], None]) -> None:
+        found = self._total(kept, shard)
+        handed, self.handed = self.handed, None
+        if handed is not None:
+            self.staleness.overtaken(handed, (found or _nothing(shard)).rows)
+        if found is not None and found.rows.numel():
+            apply(found)
+        self.applied += 1
+
+    def _counted(self, receipts: Tensor | None) -> list[Kept]:
         kept, self.journal = self.journal, {}
         counts = receipts.tolist() if receipts is not None else [0.0] * SLOTS
-        counted = [
-            (rows, values if counts[slot] == 1 else values * counts[slot])
-            for slot, (rows, values) in kept.items() if counts[slot]
+        return [
+            k if counts[slot] == 1 else k._replace(values=k.values * counts[slot])
+            for slot, k in kept.items() if counts[slot]
         ]  # fmt: skip
-        found = self._summed(counted)
+
+    def _total(self, kept: Sequence[Kept], shard: Tensor) -> RowGradient | None:
+        found = self._summed([self._arrived(k) for k in kept])
         if self.replicas is not None:
             found = self._summed(gather(self.replicas, found or _nothing(shard)))
         if found is None:
             return None
         return RowGradient(found.rows, found.values * self.scale) if self.scale != 1 else found
+
+    def _arrived(self, kept: Kept) -> tuple[Tensor, Tensor]:
+        if kept.way is None:
+            return kept.rows, kept.values
+        return kept.rows, self.exchange(kept.values, kept.way.sent, kept.way.received, self.ahead)
 
     def _summed(self, parts: Sequence[tuple[Tensor, Tensor]]) -> RowGradient | None:
         """In the order of parts, which is that of lookups and, within each, of ranks."""
