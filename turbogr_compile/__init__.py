@@ -42,13 +42,14 @@ from .runtime.sharding import (
     plan,
     shard,
 )
+from .runtime.watch import RanksLost, watch_ranks
 from .shapes import known
 
 __all__ = [
     "CheckpointError", "Checkpoints", "ColumnWise", "Context", "ExpectationError", "GraphRun", "Hierarchical",
     "Instrument", "LazyAdam", "OptionError", "Options", "Pass", "PassError", "Phase", "Pipeline", "PipelineError",
-    "Remark", "RemarkKind", "Repeat", "Replicated", "Report", "Role", "RowAdagrad", "RowSGD", "RowWise",
+    "RanksLost", "Remark", "RemarkKind", "Repeat", "Replicated", "Report", "Role", "RowAdagrad", "RowSGD", "RowWise",
     "RowWiseAdagrad", "Rule", "RuleError", "RuleSet", "RunStatistics", "Step", "TableWise", "TargetError",
     "TurbogrError", "VerifyError", "ahead", "average_gradients", "compile", "explain", "known", "plan", "random_state",
-    "register", "replay", "rule", "shard", "statistics",
+    "register", "replay", "rule", "shard", "statistics", "watch_ranks",
 ]  # fmt: skip

@@ -103,6 +103,7 @@ __all__ = [
     "get_proxy_mode",
     "group_of",
     "group_tag",
+    "group_timeout",
     "guard_count",
     "has_data_mutation",
     "has_metadata_mutation",
@@ -579,6 +580,14 @@ def name_group(group: Any, backend: Any, name: str) -> None:
     """Make a process group written in Python known to functional collectives; what it lacks, `backend` does."""
     group._register_backend(torch.device("cpu"), torch.distributed.ProcessGroup.BackendType.GLOO, backend)
     group._set_group_name(name)
+
+
+def group_timeout(group: Any) -> Any:
+    """How long ranks of a group wait for each other; None where its backend does not say."""
+    try:
+        return group._get_backend(torch.device("cpu")).options._timeout
+    except (AttributeError, RuntimeError):
+        return None
 
 
 def default_store() -> Any:

@@ -228,9 +228,9 @@ def test_what_has_no_state(tmp_path):
         checkpoints.save(1, {"step": 3})
     with pytest.raises(OptionError, match="is not a name"):
         checkpoints.save(1, {"my.model": Counter()})
-    with pytest.raises(OptionError, match="'counter': .*lambda"):
+    with pytest.raises(OptionError, match=r"'counter': .*lambda"):
         checkpoints.save(1, {"counter": Counter(f=lambda: 0)})
-    with pytest.raises(OptionError, match="two of its tensors have the name 'counter.a.b'"):
+    with pytest.raises(OptionError, match=r"two of its tensors have the name 'counter\.a\.b'"):
         checkpoints.save(1, {"counter": Counter(**{"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}})})
     with pytest.raises(OptionError, match="at least 1"):
         Checkpoints(tmp_path, keep=0)
@@ -245,6 +245,8 @@ def test_a_disk_that_refuses(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch.distributed.checkpoint.FileSystemWriter, "write_data", full)
-    with pytest.raises(CheckpointError, match=r"step 2 could not be written(.|\n)*step 1 is still there(.|\n)*No space"):
+    with pytest.raises(
+        CheckpointError, match=r"step 2 could not be written(.|\n)*step 1 is still there(.|\n)*No space"
+    ):
         checkpoints.save(2, {"model": model()})
     assert checkpoints.steps == [1]

@@ -300,6 +300,8 @@ def test_a_group_in_python_is_found_by_its_name(tmp_path):
         assert group.group_name == "mine"
         store.set("word", "given")
         assert _torch.default_store().get("mine/word") == b"given"
+        short = dist.new_group([0], timeout=timedelta(seconds=7))
+        assert _torch.group_timeout(short) == timedelta(seconds=7)
     finally:
         dist.destroy_process_group()
 

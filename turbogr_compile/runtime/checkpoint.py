@@ -7,9 +7,9 @@
         ...
         checkpoints.save(step + 1, state)
 
-`torch.distributed.checkpoint` writes the tensors: what is spread over ranks (a DTensor, as sharded tables are) is stored
-once and cut anew for whoever loads it. A checkpoint gets its name when all of it is on disk, and a rename has no middle:
-a job that is killed while it saves goes on from the one before.
+`torch.distributed.checkpoint` writes the tensors: what is spread over ranks (a DTensor, as sharded tables are) is
+stored once and cut anew for whoever loads it. A checkpoint gets its name when all of it is on disk, and a rename has no
+middle: a job that is killed while it saves goes on from the one before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -112,8 +111,8 @@ class Checkpoints:
         written = {info.relative_path for info in (metadata.storage_data or {}).values()}
         if absent := sorted(p for p in written if not (partial / p).exists()):
             raise CheckpointError(
-                f"{partial} lacks {', '.join(absent[:4])}, which other ranks wrote: the folder must be on a file system "
-                "that all nodes share"
+                f"{partial} lacks {', '.join(absent[:4])}, which other ranks wrote: the folder must be on a file "
+                "system that all nodes share"
             )
         (partial / REST).write_bytes(pickle.dumps(rest))
         sizes = {p.name: p.stat().st_size for p in sorted(partial.iterdir())}
@@ -166,7 +165,8 @@ class Checkpoints:
     def _choose(self) -> tuple[str, dict[str, Any], bytes] | None:
         if (self.folder / ".metadata").exists():
             raise CheckpointError(
-                f"{self.folder} is a checkpoint itself, not a folder of them: torch.distributed.checkpoint.load reads it"
+                f"{self.folder} is a checkpoint itself, not a folder of them: "
+                "torch.distributed.checkpoint.load reads it"
             )
         path = self.latest
         if path is None:
@@ -208,7 +208,8 @@ def _parts(state: Mapping[str, Any]) -> tuple[dict[str, _Part], list[str]]:
     """States by name, and what is wrong with the others: all ranks must hear of that, not only this one."""
     parts, wrong = {}, []
     for name, value in state.items():
-        value, tensors = _bare(value), {}
+        tensors: dict[str, Tensor] = {}
+        value = _bare(value)
         if not name.isidentifier():
             wrong.append(f"{name!r} is not a name: use letters, digits and underscores")
         elif not callable(getattr(value, "state_dict", None)) or not callable(getattr(value, "load_state_dict", None)):
@@ -335,9 +336,7 @@ def _written(tensors: dict[str, Any], path: Path, ranks: Together) -> Any:
 def _read(tensors: dict[str, Any], path: Path, ranks: Together) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.load(
-            tensors, storage_reader=dcp.FileSystemReader(path), process_group=ranks.group, no_dist=not ranks.many
-        )
+        dcp.load(tensors, storage_reader=dcp.FileSystemReader(path), process_group=ranks.group, no_dist=not ranks.many)
 
 
 def _first(failed: dcp.CheckpointException) -> str:

@@ -28,7 +28,7 @@ class Together:
         return found
 
     def decide(self, act: Callable[[], T]) -> T:
-        """What `act` returned on the first rank, or raised there: on all of them, and none goes on before it is done."""
+        """What `act` returned on the first rank, or raised there: on all of them, and after it is done."""
         outcome: list[Any] = [None, None]
         if self.rank == 0:
             try:
