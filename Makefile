@@ -1,4 +1,4 @@
-# make demo       set up, train a small recommender with the backend, write out/report/index.html
+# make demo       set up, train a small recommender by eager and by turbogr, write out/report/index.html
 # make test       set up and run the tests (make test-all: the slow ones too)
 # make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers (needs g++)
 # make lint       style and types

@@ -29,6 +29,8 @@ from torch import Tensor, nn
 import turbogr_compile
 
 BACKENDS = ("inductor", "turbogr")
+# They find something to do in any model with a table and a loss; what is left is the frame.
+LEFT_OUT = ["pack-rows", "fuse-embedding", "fuse-loss"]
 
 
 class Block(nn.Module):
@@ -47,7 +49,7 @@ class Block(nn.Module):
 
 
 class Tower(nn.Module):
-    """A recommender in which no pass of the default pipeline finds anything to do."""
+    """A recommender in which the other passes of the default pipeline find nothing to do."""
 
     def __init__(self, items: int = 1000, dim: int = 64, heads: int = 2, layers: int = 2, length: int = 64) -> None:
         super().__init__()
@@ -71,7 +73,7 @@ def step_of(backend: str):
     """A training step: forward, loss, backward."""
     torch.manual_seed(0)
     model = Tower()
-    options = {"codegen": "inductor"} if backend == "turbogr" else None
+    options = {"codegen": "inductor", "without": LEFT_OUT} if backend == "turbogr" else None
     loss_of = torch.compile(model.loss, backend=backend, options=options)
 
     def step(seed: int) -> None:
@@ -83,7 +85,7 @@ def step_of(backend: str):
 
 def fired() -> list[str]:
     """Passes that changed the graph; must be none for the comparison to mean anything."""
-    report = turbogr_compile.explain(Tower().loss, *batch(0), codegen="aten")
+    report = turbogr_compile.explain(Tower().loss, *batch(0), codegen="aten", without=LEFT_OUT)
     return [s["name"] for r in report.records for s in r["steps"] if s["status"] == "changed"]
 
 

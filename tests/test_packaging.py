@@ -54,7 +54,8 @@ def wheel(tmp_path_factory) -> Path:
 def test_wheel_holds_everything_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {n.split("/")[0] for n in names if ".dist-info" not in n} == {"turbogr_compile"}
-    for wanted in ("py.typed", "view.html.j2", "view.js.j2", "passes/fold_masks.py", "lowering/cpu.py"):
+    for wanted in ("py.typed", "view.html.j2", "view.js.j2", "passes/fold_masks.py", "lowering/cpu.py", "page.css.j2",
+                   "benchmarks/kernels.py", "training/bench/page.html.j2", "training/report/page.html.j2"):  # fmt: skip
         assert f"turbogr_compile/{wanted}" in names
     entry = next(n for n in names if n.endswith("entry_points.txt"))
     text = zipfile.ZipFile(wheel).read(entry).decode()

@@ -1,4 +1,4 @@
-"""The command line: explain, passes, run, diff, bisect, view, cost, simulate, doctor."""
+"""The command line: explain, passes, run, diff, bisect, view, cost, simulate, train, report, bench, doctor."""
 
 from __future__ import annotations
 
@@ -73,7 +73,16 @@ class _Parser(argparse.ArgumentParser):
         if "invalid choice" in message and "'" in message:
             wrong = message.split("'")[1]
             message += did_you_mean(wrong, COMMANDS)
+        if message.startswith("unrecognized arguments: --"):
+            wrong = message.split()[2].partition("=")[0]
+            message += did_you_mean(wrong, self.flags)
         super().error(message)
+
+    @property
+    def flags(self) -> list[str]:
+        """Those of all commands."""
+        groups = [a for a in self._actions if isinstance(a, argparse._SubParsersAction)]
+        return [flag for group in groups for parser in group.choices.values() for flag in parser._option_string_actions]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,9 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"turbogr {version('turbogr')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, (run, describe, arguments) in COMMANDS.items():
-        command = commands.add_parser(name, help=describe, description=describe)
-        arguments(command)
+        command = commands.add_parser(name, help=describe, description=describe, conflict_handler="resolve")
         command.add_argument("--json", action="store_true", help="print data instead of text")
+        arguments(command)  # may want a --json of its own
         command.set_defaults(command=run)
     return parser
 
@@ -484,6 +493,53 @@ def _doctor(options: argparse.Namespace) -> int:
     return 0
 
 
+# --- train ---------------------------------------------------------------------------------------------
+
+
+def _train_arguments(command: argparse.ArgumentParser) -> None:
+    from .training.command import add_arguments
+
+    add_arguments(command)
+
+
+def _train(options: argparse.Namespace) -> int:
+    from .training.command import train
+
+    data, text, interrupted = train(options)
+    if text:
+        _print(options, data, text)
+    return INTERRUPTED if interrupted else 0
+
+
+# --- report, bench ---------------------------------------------------------------------------------------
+
+
+def _report_arguments(command: argparse.ArgumentParser) -> None:
+    from .training.report.command import add_arguments
+
+    add_arguments(command)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from .training.report.command import report
+
+    page = report(options)
+    _print(options, {"page": str(page)}, str(page))
+    return 0
+
+
+def _bench_arguments(command: argparse.ArgumentParser) -> None:
+    from .training.bench.command import add_arguments
+
+    add_arguments(command)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from .training.bench.command import bench
+
+    return bench(options)
+
+
 Arguments = Callable[[argparse.ArgumentParser], None]
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str, Arguments]] = {
     "explain": (_explain, "compile a function and explain what each pass did or why it did not", _explain_arguments),
@@ -494,5 +550,8 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str, Arguments]] 
     "view": (_view, "write the viewer page of a dump directory", _view_arguments),
     "cost": (_cost, "what the AscendC kernels would take on an NPU, projected from a run in the twin", _cost_arguments),
     "simulate": (_simulate, "what a job would do on up to 1024 devices; simulated, not measured", _simulate_arguments),
+    "train": (_train, "train a recommender: HSTU, SASRec or FuXi, on files or generated data", _train_arguments),
+    "report": (_report, "write one page about run folders: curves, speed, memory, quality, remarks", _report_arguments),
+    "bench": (_bench, "measure every figure that the project claims, on this machine", _bench_arguments),
     "doctor": (_doctor, "what is installed, which targets can run here, what is missing", _doctor_arguments),
 }

@@ -1,1 +1,1 @@
-"""What the README's table measures, on the machine at hand."""
+"""`turbogr bench`: what the README claims, measured on the machine at hand."""

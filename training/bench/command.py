@@ -1,0 +1,72 @@
+"""`turbogr bench`: every figure the project claims, on the machine at hand."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...errors import OptionError
+from . import views
+from .catalogue import BENCHMARKS
+from .run import FORMAT, SIZES, choose, failed, run
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    names = ", ".join(b.name for b in BENCHMARKS)
+    command.add_argument("--size", choices=SIZES, default="full",
+                         help="full: what the README's table is made of, about an hour on a quiet machine; "
+                         "tiny: does everything run, about 3 minutes")  # fmt: skip
+    command.add_argument("--only", action="append", default=[], metavar="NAME", help=f"some of them: {names}")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write everything there, samples included")
+    command.add_argument("--html", type=Path, metavar="FILE", help="write a page there")
+    command.add_argument("--markdown", action="store_true", help="print the README's table")
+    command.add_argument("--from", dest="earlier", type=Path, metavar="FILE",
+                         help="measure nothing: show what an earlier run wrote with --json")  # fmt: skip
+
+
+def bench(options: argparse.Namespace) -> int:
+    """0, or 1 where a benchmark failed."""
+    only = [name for text in options.only for name in text.split(",")]
+    chosen = choose(only)
+    # What asks to end is an interruption like any other: benchmarks must not outlive it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    keep = _writer(options)
+    results = read(options.earlier) if options.earlier else run(chosen, options.size, _say, keep)
+    if options.earlier and only:
+        names = {b.name for b in chosen}
+        results = {**results, "benchmarks": [b for b in results["benchmarks"] if b["name"] in names]}
+    keep(results)
+    sys.stdout.write((views.markdown(results) if options.markdown else views.text(results)).rstrip("\n") + "\n")
+    return 1 if failed(results) else 0
+
+
+def _writer(options: argparse.Namespace) -> Callable[[dict[str, Any]], None]:
+    """Writes the files that are asked for; after each benchmark, so that an interrupted run leaves what it has."""
+
+    def write(results: dict[str, Any]) -> None:
+        if options.json:
+            views.write(options.json, json.dumps(results, indent=1) + "\n")
+        if options.html:
+            views.write(options.html, views.page(results))
+
+    return write
+
+
+def read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise OptionError(f"cannot read results from {path}: {error}") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT or "benchmarks" not in found:
+        raise OptionError(f"{path} was not written by this version's `turbogr bench --json`: run it again")
+    return found
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

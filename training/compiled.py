@@ -1,0 +1,67 @@
+"""The loss as the backend runs it, compiled on a batch that is the same in every run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import turbogr_compile as turbogr
+
+from ..recording import Recording
+from . import storage
+from .config import SHARED, Config
+
+
+def passes_of(features: tuple[str, ...]) -> list[str]:
+    """What `turbogr_compile.compile` is asked for, beyond the default pipeline."""
+    sampling = [f"share={SHARED}"] * ("share" in features) + ["half=true"] * ("half" in features)
+    asked = [f"fuse-sampling{{{', '.join(sampling)}}}"] * bool(sampling)
+    asked += ["offload-sampling"] * ("offload" in features)
+    return asked + ["expand-lookups{staleness=1}"] * ("semi-async" in features)
+
+
+class Loss:
+    """`loss(ids, times)` of a model, and what the compiler said about it."""
+
+    def __init__(self, model: nn.Module, config: Config) -> None:
+        self.model = model
+        self._recording = Recording()
+        self.call = self._compile(storage.method(model, "loss"), config)
+
+    def _compile(self, plain: Callable[..., Tensor], config: Config) -> Callable[..., Tensor]:
+        if config.backend == "eager":
+            return plain
+        if config.backend == "inductor":
+            return torch.compile(plain)
+        options: dict[str, Any] = {"codegen": config.codegen, "instruments": (self._recording,)}
+        if passes := passes_of(config.features):
+            options["passes"] = passes
+        return turbogr.compile(plain, **options)
+
+    def __call__(self, batch: Mapping[str, Tensor]) -> Tensor:
+        return self.call(batch["ids"], batch["times"])
+
+    def warm_up(self, batch: Mapping[str, Tensor]) -> None:
+        """Compile, forward and backward. The compiler decides by the batch that it sees first, so that one is fixed."""
+        self(batch).backward()
+        self.model.zero_grad(set_to_none=True)
+
+    @property
+    def passes(self) -> list[dict[str, str]]:
+        """A summary for each graph."""
+        return [{"graph": r["graph"], "text": str(turbogr.Report((r,)))} for r in self._recording.records]
+
+    @property
+    def remarks(self) -> list[dict[str, Any]]:
+        return [{**remark, "line": _line(r, remark)} for r in self._recording.records for remark in r["remarks"]]
+
+
+def _line(record: dict[str, Any], remark: dict[str, Any]) -> str:
+    """The user's line that a remark is about, as text; a record keeps its place in a list."""
+    if remark["line"] is None:
+        return ""
+    found = record["lines"][remark["line"]]
+    return f"{found['where']}  {found['code']}"

@@ -1,0 +1,64 @@
+"""How much memory a run takes: as the system counts it, and as autograd would keep it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from . import storage
+from .config import Config
+
+
+class Peak:
+    """The most memory the process had since now, above what it has now. None where the system does not tell."""
+
+    def __init__(self) -> None:
+        self._start: int | None = None
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # forgets older peaks
+            self._start = status("VmRSS")
+        except OSError:
+            pass
+
+    def bytes(self) -> int | None:
+        return None if self._start is None else max(status("VmHWM") - self._start, 0)
+
+
+def status(name: str) -> int:
+    """A field of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+def kept_by_autograd(model: nn.Module, ids: Tensor, times: Tensor) -> int:
+    """Bytes that eager keeps from forward to backward, beyond parameters and inputs; also of tensors on `meta`."""
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(x: Tensor) -> Tensor:
+        kept[id(x.untyped_storage())] = x.untyped_storage()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        storage.method(model, "loss")(ids, times)
+    for x in (*model.parameters(), ids, times):
+        kept.pop(id(x.untyped_storage()), None)
+    return sum(s.nbytes() for s in kept.values())
+
+
+def state_bytes(config: Config, dense: int, tables: int) -> int:
+    """Parameters, gradients and moments: of AdamW for dense ones, a number per row for tables."""
+    return dense * 4 * (4 if config.storage == "fp32" else 2) + tables * 4 * 2 + tables // config.dim * 4
+
+
+def eager_estimate(config: Config, catalogue: int) -> int:
+    """What a padded eager step needs at least: its state and what autograd keeps. Nothing of it is allocated."""
+    from .build import parameters_of, recommender
+
+    with torch.device("meta"):
+        model = recommender(config, catalogue)
+        storage.store(model, config.storage, {model.items.weight})
+        ids = torch.zeros(config.batch, config.max_len, dtype=torch.int64)
+    count = parameters_of(model)
+    return state_bytes(config, count["dense"], count["tables"]) + kept_by_autograd(model, ids, ids.clone())
