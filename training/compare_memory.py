@@ -64,7 +64,14 @@ def main(run: Path, limit: int) -> dict[str, Any]:
 
     config = Config.read(read_file(run / "run.json"))
     data = str(run / "data") if config.data == "generated" else config.data
-    alone = {"backend": "eager", "features": (), "steps": 1, "accumulate": 1, "evaluate_users": 0, "save_every": 0}
+    alone: dict[str, Any] = {
+        "backend": "eager",
+        "features": (),
+        "steps": 1,
+        "accumulate": 1,
+        "evaluate_users": 0,
+        "save_every": 0,
+    }
     resource.setrlimit(resource.RLIMIT_AS, (status("VmSize") + limit, resource.RLIM_INFINITY))
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -125,11 +125,12 @@ class Run:
         return found if self.ranks.first else build.histories(self.config, self.folder.path / "data")
 
     def _build(self, catalogue: int) -> None:
-        config, optimizer = self.config, {"lr": self.config.lr, "weight_decay": self.config.weight_decay}
+        config = self.config
+        optimizer: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
         torch.manual_seed(config.seed)
         self.model = build.recommender(config, catalogue)
         self.parameters = build.parameters_of(self.model)
-        table = self.model.items.weight
+        table: Any = self.model.items.weight
         if self.ranks.several:
             placed = turbogr.plan(self.model, tables={"items": turbogr.RowWise(), "positions": turbogr.Replicated()})
             turbogr.shard(self.model, placed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,8 @@ def eager_estimate(config: Config, catalogue: int) -> int:
 
     with torch.device("meta"):
         model = recommender(config, catalogue)
-        storage.store(model, config.storage, {model.items.weight})
+        table: Any = model.items.weight
+        storage.store(model, config.storage, {table})
         ids = torch.zeros(config.batch, config.max_len, dtype=torch.int64)
     count = parameters_of(model)
     return state_bytes(config, count["dense"], count["tables"]) + kept_by_autograd(model, ids, ids.clone())

@@ -76,6 +76,7 @@ class StochasticAdamW(torch.optim.Optimizer):
         step, (first, second) = state["step"], group["betas"]
         rate = group["lr"] / (1 - first**step)
         generator = torch.Generator().manual_seed(_seed(group["seed"], step, number))
+        assert p.grad is not None
         flat = [x.view(-1) for x in (p, p.grad, state["mean"], state["square"])]
         for at in range(0, p.numel(), CHUNK):
             stored, gradient, stored_mean, stored_square = (x[at : at + CHUNK] for x in flat)

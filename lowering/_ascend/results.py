@@ -107,7 +107,8 @@ def _result(value: Any, inputs: list[fx.Node], made: list[fx.Node], bases: set[f
 
 def _view_of(value: fx.Node, bases: set[fx.Node]) -> tuple[fx.Node, tuple[fx.Node, ...]]:
     """The farthest of `bases` that a value is a view of, and the ops that lead from there."""
-    base, nodes = value, ()
+    base = value
+    nodes: tuple[fx.Node, ...] = ()
     walked: list[fx.Node] = []
     while (source := _viewed(value)) is not None:
         walked.insert(0, value)

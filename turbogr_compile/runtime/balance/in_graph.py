@@ -36,8 +36,8 @@ class RowExchange:
     """Moves rows between the ranks of a group, as a plan says; differentiable. All ranks call it together."""
 
     def __init__(self, group: Any = None) -> None:
-        self.group = group or dist.group.WORLD
-        self.name = str(self.group.group_name)
+        chosen: Any = group or dist.group.WORLD
+        self.group, self.name = chosen, str(chosen.group_name)
 
     def way(self, plan: Plan, device: torch.device | str = "cpu") -> Way:
         rank, world = dist.get_rank(self.group), dist.get_world_size(self.group)
