@@ -187,7 +187,7 @@ def undisturbed(tmp_path_factory) -> tuple[Path, dict[int, float]]:
 def test_a_rank_killed_in_a_step_costs_the_steps_since_the_checkpoint(undisturbed, tmp_path):
     """SIGKILL between forward and backward of step 12: the job goes on after step 10 and ends in the same bits."""
     folder, wanted = undisturbed
-    text = torchrun(tmp_path / "killed", 2, "SIGKILL", restarts=1)
+    text = torchrun(tmp_path / "killed", 2, "SIGKILL", restarts=3)
     assert re.findall(r"begin|go on after step \d+", text) == ["begin", "go on after step 10"]
     assert losses(text) == wanted
     right, found = tensors(folder), tensors(tmp_path / "killed")
@@ -199,7 +199,7 @@ def test_a_rank_killed_in_a_step_costs_the_steps_since_the_checkpoint(undisturbe
 def test_a_rank_that_hangs_is_restarted(undisturbed, tmp_path):
     """SIGSTOP: the other rank fails with a clear message within its timeout, and torchrun replaces both."""
     _, wanted = undisturbed
-    text = torchrun(tmp_path / "stopped", 2, "SIGSTOP", restarts=1, timeout=25)
+    text = torchrun(tmp_path / "stopped", 2, "SIGSTOP", restarts=3, timeout=25)
     assert "rank 1 does not answer: it died or hangs; last heard of at step 12" in text
     assert losses(text) == wanted
 
