@@ -33,9 +33,9 @@ def parameters_of(model: nn.Module) -> dict[str, int]:
 
 
 def histories(config: Config, folder: Path) -> Histories:
-    """Those that the settings name; generated ones are written into `folder` once."""
+    """Those that the settings name; generated ones are written into `folder` once, others are kept there as read."""
     if config.data != "generated":
-        return open_histories(config.data)
+        return open_histories(config.data, cache=folder)
     if not folder.exists():
         partial = folder.with_name(f".{folder.name}.partial")  # a killed run leaves all of the files or none
         shutil.rmtree(partial, ignore_errors=True)

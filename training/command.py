@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import Config, read_file
+from .folder import RunFolder
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -51,6 +52,7 @@ def train(options: argparse.Namespace) -> tuple[dict[str, Any], str, bool]:
         from .compare_memory import compare_memory
 
         compared = compare_memory(config, options.out, int(options.limit * 2**30))
+        RunFolder(options.out).write("compared.json", compared)
         data = data | {"compared": compared}
         text += f"\n{compared['text']}"
     return data, text if os.environ.get("RANK", "0") == "0" else "", interrupted

@@ -121,6 +121,7 @@ class Run:
     def _histories(self) -> Histories:
         if self.ranks.first:  # may have to write them
             found = build.histories(self.config, self.folder.path / "data")
+            self.folder.write("problems.json", found.problems.to_json())
         self.ranks.meet()
         return found if self.ranks.first else build.histories(self.config, self.folder.path / "data")
 
