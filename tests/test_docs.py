@@ -208,6 +208,8 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     monkeypatch.setenv("TURBOGR_CODEGEN", "aten")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     yield Reader(tmp_path)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
     files = {name: str(getattr(module, "__file__", None) or "") for name, module in sys.modules.items()}
     mine = {name for name, file in files.items() if file.startswith(str(tmp_path))}
     for name in mine:

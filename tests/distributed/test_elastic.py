@@ -157,7 +157,8 @@ def torchrun(folder: Path, ranks: int, disturbance: str = "", restarts: int = 0,
         str(restarts), str(script), "--folder", str(folder), "--codegen", "aten", "--steps", "20", "--every", "5",
         "--timeout", str(timeout),
     ]  # fmt: skip
-    here = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    # Without the last, torch's own store keeps addresses of ranks across restarts, and new ones call dead ones.
+    here = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env={**os.environ, **here})
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
     return done.stdout + done.stderr

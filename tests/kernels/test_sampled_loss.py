@@ -127,6 +127,8 @@ def test_large_logits_do_not_overflow(kind, group, scale):
 @pytest.mark.parametrize("bad", [NAN, INF], ids=["nan", "inf"])
 def test_what_is_not_a_number_reaches_the_total_and_its_own_query(kind, group, bad):
     query, table, own, ids, weights = example(8, 5, 9, 40, torch.float32)
+    own[own == ids[2, 1]] = (ids[2, 1] + 1) % 40  # a positive that is the bad row would be set right below
+    weights[2] = 1.0
     table[ids[2, 1], 3] = bad
     table[own[2]] = 1.0
     query[:, 3] = query[:, 3].abs() + 0.1

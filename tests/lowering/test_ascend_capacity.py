@@ -47,7 +47,7 @@ def open_dims(graphs: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("model", [SASRec, HSTU])
 def test_static_shapes_for_each_bucket(model: type[nn.Module]):
     torch.manual_seed(0)
-    trained = model()
+    trained, before = model(), statistics()
     run = compiled(trained, (8, 16))
     with native.watching() as graphs:
         assert_same_step(trained, run, batch(model, 2, 3))
@@ -60,7 +60,7 @@ def test_static_shapes_for_each_bucket(model: type[nn.Module]):
         assert_same_step(trained, run, batch(model, 12, 12))  # beyond the largest
         assert len(graphs) == 4
     assert not open_dims(graphs)
-    assert [list(s.fallbacks.values()) for s in statistics() if s.calls] == [[1]]
+    assert [list(s.fallbacks.values()) for s in statistics() if s.calls and s not in before] == [[1]]
 
 
 @needs_torchair
