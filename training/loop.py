@@ -73,6 +73,7 @@ class settings:
             torch.set_num_threads(self.config.threads)
         if self.config.deterministic:
             torch.use_deterministic_algorithms(True)
+            torch.compiler.reset()  # sizes that another run in this process had would make them symbolic here
 
     def __exit__(self, *error: Any) -> None:
         threads, deterministic = self._before
