@@ -59,7 +59,7 @@ class RowOptimizer(torch.optim.Optimizer):
         self, rows: Tensor, gradient: Tensor, state: dict[str, Tensor], step: int, group: dict[str, Any]
     ) -> None:
         """Change rows, and the state of these rows, in place."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} does not define update()")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
