@@ -51,83 +51,119 @@ inline __attribute__((noinline)) void gradient_tile(int64_t count, const Real* s
 // Memory of a thread for one group.
 struct GroupRoom {
   Scratch memory;
-  Real *query, *grad, *rows, *shares;           // transposed; panels; panels; rows x members
-  Real *top, *sum, *positive, *weight, *loss;  // of members
+  Real *query, *grad, *rows, *shares;  // transposed, times the scale of logits; panels; panels; rows x members
+  Real* tops;                          // what was subtracted from logits of some rows: x members
+  Real *top, *sum, *weight, *loss;     // of members
 
   // All members of `width`, which are whole vectors.
-  void arrange(int64_t width, int64_t depth) {
-    const int64_t wide = up(depth, kWide), sizes[] = {width * wide, width * wide, kRows * wide, kRows * width};
-    int64_t all = 5 * width;
+  void arrange(int64_t width, int64_t depth, int64_t entries) {
+    const int64_t wide = up(depth, kWide), times = (entries + kRows - 1) / kRows;
+    const int64_t sizes[] = {width * wide, width * wide, kRows * wide, kRows * width, times * width};
+    int64_t all = 4 * width;
     for (const int64_t size : sizes) all += size;
     Real* at = (Real*)memory.room(size_t(all) * sizeof(Real));
     std::fill(at, at + all, Real(0));
-    Real** const parts[] = {&query, &grad, &rows, &shares};
-    for (int i = 0; i < 4; at += sizes[i++]) *parts[i] = at;
-    for (Real** part : {&top, &sum, &positive, &weight, &loss}) *part = at, at += width;
+    Real** const parts[] = {&query, &grad, &rows, &shares, &tops};
+    for (int i = 0; i < 5; at += sizes[i++]) *parts[i] = at;
+    for (Real** part : {&top, &sum, &weight, &loss}) *part = at, at += width;
   }
+};
+
+// Says fast of most numbers that they are not among a few.
+class Few {
+ public:
+  Few(const int64_t* numbers, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) seen_[word(numbers[i])] |= bit(numbers[i]);
+  }
+
+  TURBOGR_INLINE bool may_have(int64_t number) const { return seen_[word(number)] & bit(number); }
+
+ private:
+  static constexpr int kWords = 64;
+  static TURBOGR_INLINE uint64_t word(int64_t number) { return uint64_t(number) / 64 % kWords; }
+  static TURBOGR_INLINE uint64_t bit(int64_t number) { return uint64_t(1) << (number % 64); }
+  uint64_t seen_[kWords] = {};
 };
 
 template <typename S>
 class GroupLoss {
  public:
   GroupLoss(const SampledLossArguments& a, const TableRows<S>& rows, int64_t group)
-      : a_(a), rows_(rows), room_(own<GroupRoom>()), depth_(a.lookup.depth), first_(group * a.group) {
-    members_ = std::min(a.group, a.positions - first_);
-    width_ = up(a.group, std::max<int64_t>(kLane, kSome));
-    room_.arrange(width_, depth_);
+      : a_(a),
+        rows_(rows),
+        room_(own<GroupRoom>()),
+        depth_(a.lookup.depth),
+        first_(group * a.group),
+        members_(std::min(a.group, a.positions - first_)),
+        width_(up(a.group, std::max<int64_t>(kLane, kSome))),
+        begin_(first_ * a.each),
+        end_(begin_ + members_ * a.each),
+        own_ids_(a.own_ids + first_, members_),
+        asked_(begin_ + kRows),
+        announced_(asked_) {
+    room_.arrange(width_, depth_, end_ - begin_);
     for (int64_t m = 0; m < members_; ++m) {
       const Positive positive(a, first_ + m);
-      room_.positive[m] = room_.top[m] = positive.logit;
+      room_.top[m] = positive.logit;
       room_.sum[m] = positive.logit == kNone ? Real(0) : std::exp(positive.logit - positive.logit);
       room_.weight[m] = positive.weight;
     }
     for (int64_t c = 0; c < width_; c += kLane)
       for (int64_t k = 0; k < depth_; ++k)
         for (int64_t m = c; m < std::min<int64_t>(members_, c + kLane); ++m)
-          room_.query[c * depth_ + k * kLane + (m - c)] = a.query[(first_ + m) * depth_ + k];
+          room_.query[c * depth_ + k * kLane + (m - c)] = Real(a.scale) * a.query[(first_ + m) * depth_ + k];
   }
 
   void run(std::vector<int64_t>& hits) {
     hits.clear();
-    const int64_t begin = first_ * a_.each, end = begin + members_ * a_.each;
-    for (int64_t entry = begin; entry < end; entry += kRows) {
-      const int64_t count = std::min(kRows, end - entry);
+    for (int64_t entry = begin_; entry < end_; entry += kRows) {
+      const int64_t count = std::min(kRows, end_ - entry);
       const size_t before = hits.size();
-      next_ = entry + kRows;
       look(entry, count);
       if (a_.masked) mask(entry, count, hits);
-      a_.softmax ? add_softmax(entry, count) : add_binary(entry, count);
+      a_.softmax ? add_softmax(entry, count) : add_binary(count);
+      if (a_.slopes != nullptr) keep(entry, count);
       if (a_.query_grad != nullptr) {
         for (size_t h = before; h < hits.size(); ++h) room_.shares[hits[h] - entry * width_] = 0;
         add_gradient(count);
       }
-      foresee(kRows);
+      foresee(entry + 2 * kRows - asked_);
     }
-    finish(begin, end, hits);
+    finish(hits);
   }
 
  private:
-  static constexpr int kSome = 4;  // members of a tile of the gradient
+  static constexpr int kSome = 4;        // members of a tile of the gradient
+  static constexpr int64_t kLead = 96;  // rows that are announced together: pages are found while nothing else is done
 
   // Asks for rows that come next, a few at a time: the machine has room for so many questions only.
-  void foresee(int64_t count) {
-    for (; count > 0 && asked_ < next_ + kRows; --count) rows_.prefetch(asked_++);
+  TURBOGR_INLINE void foresee(int64_t count) {
+    for (; count > 0; --count, ++asked_) {
+      if (announced_ < asked_ + kLead) {
+        rows_.announce(announced_, kLead);
+        announced_ += kLead;
+      }
+      rows_.prefetch(asked_);
+    }
   }
 
   void look(int64_t entry, int64_t count) {
-    asked_ = std::max(asked_, next_);
-    rows_.announce(next_, kRows);
     pack_panels<S>([&](int64_t i) { return rows_.at(entry + i); }, count, kRows, depth_, Real(1), room_.rows);
-    for (int64_t i = 0; i < count; ++i) factors_[i] = rows_.factor(entry + i);
     for (int64_t i = 0; i < count; i += kTile) {
       for (int64_t c = 0; c < width_; c += kLane)
         logit_tile(depth_, room_.rows + i * kWide, room_.query + c * depth_, width_, room_.shares + i * width_ + c);
       foresee(2);
     }
+    if (!rows_.have_factors()) return;
+    for (int64_t i = 0; i < count; ++i) factors_[i] = rows_.factor(entry + i);
+    times_factors(count);
+  }
+
+  void times_factors(int64_t count) {
     for (int64_t i = 0; i < count; ++i)
       for (int64_t c = 0; c < width_; c += kLane) {
-        Real* logits = room_.shares + i * width_ + c;
-        store(logits, broadcast(Real(a_.scale) * factors_[i]) * load(logits));
+        Real* at = room_.shares + i * width_ + c;
+        store(at, broadcast(factors_[i]) * load(at));
       }
   }
 
@@ -135,9 +171,7 @@ class GroupLoss {
   void mask(int64_t entry, int64_t count, std::vector<int64_t>& hits) {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t id = a_.ids[entry + i];
-      bool any = false;
-      for (int64_t m = 0; m < members_; ++m) any |= a_.own_ids[first_ + m] == id;
-      if (!any) continue;
+      if (!own_ids_.may_have(id)) continue;
       for (int64_t m = 0; m < members_; ++m) {
         if (a_.own_ids[first_ + m] != id) continue;
         room_.shares[i * width_ + m] = Real(a_.hit);
@@ -147,6 +181,7 @@ class GroupLoss {
   }
 
   void add_softmax(int64_t entry, int64_t count) {
+    Real* tops = room_.tops + (entry - begin_) / kRows * width_;
     for (int64_t c = 0; c < width_; c += kLane) {
       Real* at = room_.shares + c;
       const V before = load(room_.top + c);
@@ -155,12 +190,12 @@ class GroupLoss {
       rescale(c, before, top);
       store(room_.top + c, top);
       const V shift = shift_of(top);
+      store(tops + c, shift);
       V sums = {};
       for (int64_t i = 0; i < count; ++i) {
-        const V logit = load(at + i * width_), share = exp_or_zero(logit - shift);
-        keep(entry + i, c, logit);
+        const V share = exp_or_zero(load(at + i * width_) - shift);
         sums += share;
-        store(at + i * width_, share * broadcast(factors_[i]));
+        store(at + i * width_, share);
       }
       store(room_.sum + c, load(room_.sum + c) + sums);
     }
@@ -183,28 +218,31 @@ class GroupLoss {
     }
   }
 
-  void add_binary(int64_t entry, int64_t count) {
+  void add_binary(int64_t count) {
     for (int64_t c = 0; c < width_; c += kLane) {
       Real* at = room_.shares + c;
       V sums = {};
       for (int64_t i = 0; i < count; ++i) {
-        const V logit = load(at + i * width_), share = sigmoid<Real>(logit);
+        const V logit = load(at + i * width_);
         sums += softplus(logit);
-        keep(entry + i, c, share * load(room_.weight + c));
-        store(at + i * width_, share * broadcast(factors_[i]));
+        store(at + i * width_, sigmoid<Real>(logit));
       }
       store(room_.loss + c, load(room_.loss + c) + sums);
     }
   }
 
-  // Members that there are, of one entry's slopes.
-  TURBOGR_INLINE void keep(int64_t entry, int64_t c, V x) {
-    if (a_.slopes == nullptr) return;
-    Real* to = a_.slopes + entry * a_.group + c;
-    c + kLane <= a_.group ? store_lanes(to, x, Whole{}) : store_lanes(to, x, Part{a_.group - c});
+  // Shares are slopes but for a factor of each member, which is known in the end.
+  void keep(int64_t entry, int64_t count) {
+    Real* to = a_.slopes + entry * a_.group;
+    if (width_ == a_.group) {
+      std::copy_n(room_.shares, count * width_, to);
+    } else {
+      for (int64_t i = 0; i < count; ++i) std::copy_n(room_.shares + i * width_, a_.group, to + i * a_.group);
+    }
   }
 
   void add_gradient(int64_t count) {
+    if (rows_.have_factors()) times_factors(count);
     for (int64_t k = 0; k < depth_; k += kWide) {
       for (int64_t m = 0; m < width_; m += kSome)
         gradient_tile<kSome>(count, room_.shares + m, width_, room_.rows + k * kRows,
@@ -213,46 +251,47 @@ class GroupLoss {
     }
   }
 
-  void finish(int64_t begin, int64_t end, const std::vector<int64_t>& hits) {
-    Real* log_sum = room_.loss;  // which is not needed any more once losses are known
+  void finish(const std::vector<int64_t>& hits) {
     for (int64_t m = 0; m < members_; ++m) {
       const int64_t t = first_ + m;
       const Positive positive(a_, t);
-      const Real sums = shift_of(room_.top[m]) + std::log(room_.sum[m]);
-      a_.loss[t] = a_.softmax ? sums - positive.logit : room_.loss[m] + positive.binary_loss();
-      log_sum[m] = sums;
-      const Real slope = positive.slope(a_, sums);
+      const Real log_sum = shift_of(room_.top[m]) + std::log(room_.sum[m]);
+      a_.loss[t] = a_.softmax ? log_sum - positive.logit : room_.loss[m] + positive.binary_loss();
+      const Real slope = positive.slope(a_, log_sum);
       if (a_.own_slopes != nullptr) a_.own_slopes[t] = slope;
+      if (a_.softmax) room_.weight[m] /= room_.sum[m];
       if (a_.query_grad == nullptr) continue;
       const Real* own = a_.own + t * depth_;
       Real* to = a_.query_grad + t * depth_;
-      unpack_row(room_.grad, width_, m, depth_, a_.softmax ? positive.weight / room_.sum[m] : positive.weight, to);
+      unpack_row(room_.grad, width_, m, depth_, room_.weight[m], to);
       const Real weight = slope * positive.factor;
       add_rows(&own, &weight, 1, depth_, to);
     }
     if (a_.slopes == nullptr) return;
-    if (a_.softmax)
-      for (int64_t c = 0; c < a_.group; c += kLane) {
-        const V shift = load(log_sum + c), weight = load(room_.weight + c);
-        const auto slope = [&](V logit) { return weight * exp_or_zero(logit - shift); };
-        for (int64_t entry = begin; entry < end; ++entry) {
-          Real* at = a_.slopes + entry * a_.group + c;
-          if (c + kLane <= a_.group) {
-            store(at, slope(load(at)));
-          } else {
-            const Part part{a_.group - c};
-            store_lanes(at, slope(load_lanes(at, part)), part);
-          }
-        }
-      }
+    for (int64_t entry = begin_; entry < end_; entry += kRows)
+      weigh_slopes(entry, std::min(kRows, end_ - entry), room_.tops + (entry - begin_) / kRows * width_);
     for (const int64_t hit : hits) a_.slopes[hit / width_ * a_.group + hit % width_] = 0;
+  }
+
+  // Exponentials were taken with the top of their time.
+  void weigh_slopes(int64_t entry, int64_t count, const Real* tops) {
+    for (int64_t c = 0; c < a_.group; c += kLane) {
+      const V weight = load(room_.weight + c);
+      const V factor = a_.softmax ? weight * exp_or_zero(load(tops + c) - shift_of(load(room_.top + c))) : weight;
+      const auto weigh = [&](auto cut) {
+        Real* at = a_.slopes + entry * a_.group + c;
+        for (int64_t i = 0; i < count; ++i, at += a_.group) store_lanes(at, factor * load_lanes(at, cut), cut);
+      };
+      c + kLane <= a_.group ? weigh(Whole{}) : weigh(Part{a_.group - c});
+    }
   }
 
   const SampledLossArguments& a_;
   const TableRows<S>& rows_;
   GroupRoom& room_;
-  const int64_t depth_, first_;
-  int64_t members_, width_, next_ = 0, asked_ = 0;
+  const int64_t depth_, first_, members_, width_, begin_, end_;
+  const Few own_ids_;
+  int64_t asked_, announced_;
   Real factors_[kRows];
 };
 

@@ -38,6 +38,8 @@ class TableRows {
     for (int64_t line = 64; line < a_.depth * int64_t(sizeof(S)); line += 64) __builtin_prefetch(row + line);
   }
 
+  TURBOGR_INLINE bool have_factors() const { return a_.scales != nullptr || !(a_.eps < 0); }
+
   // The number that makes a row what it stands for.
   TURBOGR_INLINE Real factor(int64_t entry) const {
     const Real scale = a_.scales == nullptr ? Real(1) : Real(a_.scales[a_.places[entry] / a_.block]);

@@ -61,8 +61,9 @@ void pack_queries(const TableGradientArguments& a, Real* to) {
 // Neighbouring queries and the slopes of their products with one row.
 struct Term {
   const Real* slopes;
-  int64_t first, count;
-  int32_t sum, group;  // numbers; own rows follow the last group
+  int64_t first;
+  int32_t count, sum, group;  // numbers; own rows follow the last group
+  bool starts;                // its sum
 };
 
 // A row that has terms, those before `end`.
@@ -75,9 +76,10 @@ struct Window {
   static constexpr int64_t kTerms = 1024;
   std::vector<Term> terms, by_group;
   std::vector<Sum> sums;
-  std::vector<Real> wide;   // sums that go through a norm
-  std::vector<Real> panel;  // one panel of all sums
+  std::vector<Real> slopes;  // of by_group: they lie anywhere, and every panel reads them
+  std::vector<Real> wide;    // sums that go through a norm
   std::vector<int32_t> starts;
+  Scratch panel;  // one of all sums
 };
 
 template <typename S, bool kStream>
@@ -114,7 +116,9 @@ class TableGradient {
     const int64_t most = a_.eps < 0 ? Window::kTerms : Window::kTerms / 8;
     while (next < end && int64_t(window.terms.size()) < most) {
       const int64_t row = next->row;
+      const size_t before = window.terms.size();
       for (; next < end && next->row == row; ++next) window.terms.push_back(term(next->position, int32_t(window.sums.size())));
+      window.terms[before].starts = true;
       window.sums.push_back({row, int64_t(window.terms.size())});
     }
     return next;
@@ -122,12 +126,12 @@ class TableGradient {
 
   Term term(uint32_t position, int32_t sum) const {
     if (position >= entries_)
-      return {a_.own_slopes + (position - entries_), position - entries_, 1, sum, int32_t(groups_)};
+      return {a_.own_slopes + (position - entries_), position - entries_, 1, sum, int32_t(groups_), false};
     const Real* slopes = a_.slopes + int64_t(position) * a_.group;
     __builtin_prefetch(slopes);
     const uint32_t group = position / uint32_t(a_.each * a_.group);
     const int64_t first = group * a_.group;
-    return {slopes, first, std::min(a_.group, a_.positions - first), sum, int32_t(group)};
+    return {slopes, first, int32_t(std::min(a_.group, a_.positions - first)), sum, int32_t(group), false};
   }
 
   // Rows that nobody names.
@@ -173,10 +177,10 @@ class TableGradient {
     const Real* queries = queries_;
     for (int64_t c = 0; c < a_.depth; c += kPanel, queries += a_.positions * kPanel) {
       if (grouped) {
-        add_panel(window, queries);
-        for (size_t i = 0; i < window.sums.size(); ++i) {
+        const Real* panel = add_panel(window, queries);
+        for (size_t i = 0; i < window.sums.size(); ++i, panel += kPanel) {
           Lanes sums[kVectors];
-          for (int v = 0; v < kVectors; ++v) sums[v] = load(window.panel.data() + i * kPanel + v * kWidth);
+          for (int v = 0; v < kVectors; ++v) sums[v] = load(panel + v * kWidth);
           done(int64_t(i), window.sums[i].row, c, sums);
         }
         continue;
@@ -186,7 +190,7 @@ class TableGradient {
         Lanes sums[kVectors] = {};
         for (const Term* end = window.terms.data() + window.sums[i].end; term < end; ++term) {
           const Real* query = queries + term->first * kPanel;
-          for (int64_t m = 0; m < term->count; ++m, query += kPanel) {
+          for (int32_t m = 0; m < term->count; ++m, query += kPanel) {
             const Lanes slope = broadcast(term->slopes[m]);
             for (int v = 0; v < kVectors; ++v) sums[v] += slope * load(query + v * kWidth);
           }
@@ -202,22 +206,32 @@ class TableGradient {
     for (const Term& t : window.terms) ++window.starts[size_t(t.group) + 1];
     for (size_t g = 0; g < size_t(groups_); ++g) window.starts[g + 1] += window.starts[g];
     window.by_group.resize(window.terms.size());
-    for (const Term& t : window.terms) window.by_group[size_t(window.starts[size_t(t.group)]++)] = t;
+    window.slopes.resize(window.terms.size() * size_t(a_.group));
+    for (const Term& t : window.terms) {
+      const int64_t place = window.starts[size_t(t.group)]++;
+      Real* slopes = window.slopes.data() + place * a_.group;
+      std::copy_n(t.slopes, t.count, slopes);
+      window.by_group[size_t(place)] = t;
+      window.by_group[size_t(place)].slopes = slopes;
+    }
   }
 
-  void add_panel(Window& window, const Real* queries) const {
-    window.panel.assign(window.sums.size() * kPanel, Real(0));
+  const Real* add_panel(Window& window, const Real* queries) const {
+    Real* panel = (Real*)window.panel.room(window.sums.size() * kPanel * sizeof(Real));
     for (const Term& t : window.by_group) {
-      Real* to = window.panel.data() + t.sum * kPanel;
+      Real* to = panel + t.sum * kPanel;
       const Real* query = queries + t.first * kPanel;
-      Lanes sums[kVectors];
-      for (int v = 0; v < kVectors; ++v) sums[v] = load(to + v * kWidth);
-      for (int64_t m = 0; m < t.count; ++m, query += kPanel) {
+      Lanes sums[kVectors] = {};
+      if (!t.starts)
+        for (int v = 0; v < kVectors; ++v) sums[v] = load(to + v * kWidth);
+#pragma GCC unroll 4
+      for (int32_t m = 0; m < t.count; ++m, query += kPanel) {
         const Lanes slope = broadcast(t.slopes[m]);
         for (int v = 0; v < kVectors; ++v) sums[v] += slope * load(query + v * kWidth);
       }
       for (int v = 0; v < kVectors; ++v) store(to + v * kWidth, sums[v]);
     }
+    return panel;
   }
 
   // From the gradient of row / max(|row|, eps) to that of the row.
