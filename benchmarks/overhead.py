@@ -1,6 +1,6 @@
 """What turbogr's frame costs when no pass fires: step time and compile time against plain Inductor.
 
-    python benchmarks/overhead.py [--rounds 5] [--steps 60] [--json FILE]
+    python benchmarks/overhead.py [--rounds 5] [--steps 60] [--layers 2] [--json FILE]
 
 Compile time: each compile in a fresh process; cold with an empty cache directory, warm with a filled one; the two
 backends take turns. Step time: both in one process, interleaved, medians. Ratios are turbogr / Inductor. Measured on
@@ -51,7 +51,7 @@ class Block(nn.Module):
 class Tower(nn.Module):
     """A recommender in which the other passes of the default pipeline find nothing to do."""
 
-    def __init__(self, items: int = 1000, dim: int = 64, heads: int = 2, layers: int = 2, length: int = 64) -> None:
+    def __init__(self, layers: int, items: int = 1000, dim: int = 64, heads: int = 2, length: int = 64) -> None:
         super().__init__()
         self.items = nn.Embedding(items, dim)
         self.positions = nn.Parameter(torch.randn(length, dim))
@@ -69,10 +69,10 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
     return tuple(torch.randint(0, 1000, (32, 64), generator=g) for _ in range(2))
 
 
-def step_of(backend: str):
+def step_of(backend: str, layers: int):
     """A training step: forward, loss, backward."""
     torch.manual_seed(0)
-    model = Tower()
+    model = Tower(layers)
     options = {"codegen": "inductor", "without": LEFT_OUT} if backend == "turbogr" else None
     loss_of = torch.compile(model.loss, backend=backend, options=options)
 
@@ -83,15 +83,15 @@ def step_of(backend: str):
     return step
 
 
-def fired() -> list[str]:
+def fired(layers: int) -> list[str]:
     """Passes that changed the graph; must be none for the comparison to mean anything."""
-    report = turbogr_compile.explain(Tower().loss, *batch(0), codegen="aten", without=LEFT_OUT)
+    report = turbogr_compile.explain(Tower(layers).loss, *batch(0), codegen="aten", without=LEFT_OUT)
     return [s["name"] for r in report.records for s in r["steps"] if s["status"] == "changed"]
 
 
-def compile_once(backend: str) -> None:
+def compile_once(backend: str, layers: int) -> None:
     """In a process of its own: time of the first step less the time of a later one."""
-    step = step_of(backend)
+    step = step_of(backend, layers)
     began = time.perf_counter()
     step(0)
     first = time.perf_counter() - began
@@ -103,23 +103,23 @@ def compile_once(backend: str) -> None:
     print(json.dumps(first - min(later)))
 
 
-def compile_times(rounds: int) -> dict[str, dict[str, list[float]]]:
+def compile_times(rounds: int, layers: int) -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[float]]] = {"cold": {b: [] for b in BACKENDS}, "warm": {b: [] for b in BACKENDS}}
     for i in range(rounds):
         for backend in BACKENDS if i % 2 == 0 else BACKENDS[::-1]:
             with tempfile.TemporaryDirectory() as cache:
                 for state in ("cold", "warm"):
                     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
-                    command = [sys.executable, __file__, "--compile-once", backend]
+                    command = [sys.executable, __file__, "--compile-once", backend, "--layers", str(layers)]
                     out = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
                     found[state][backend].append(float(out.splitlines()[-1]))
                     print(f"  {state} {backend}: {found[state][backend][-1]:.2f} s", file=sys.stderr)
     return found
 
 
-def step_times(steps: int) -> dict[str, list[float]]:
+def step_times(steps: int, layers: int) -> dict[str, list[float]]:
     def on_new_batches(backend: str) -> Callable[[], None]:
-        step, seeds = step_of(backend), itertools.count()
+        step, seeds = step_of(backend, layers), itertools.count()
         return lambda: step(next(seeds))
 
     taken = take_turns({b: on_new_batches(b) for b in BACKENDS}, Effort(steps, steps), peak=False)
@@ -139,14 +139,15 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rounds", type=int, default=5, help="compiles of each backend")
     arguments.add_argument("--steps", type=int, default=60)
+    arguments.add_argument("--layers", type=int, default=2)
     arguments.add_argument("--json", type=Path)
     arguments.add_argument("--compile-once", choices=BACKENDS, help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.compile_once:
-        return compile_once(options.compile_once)
-    if found := fired():
+        return compile_once(options.compile_once, options.layers)
+    if found := fired(options.layers):
         sys.exit(f"these passes fire on the model, so this would not measure overhead alone: {', '.join(found)}")
-    compiled, stepped = compile_times(options.rounds), step_times(options.steps)
+    compiled, stepped = compile_times(options.rounds, options.layers), step_times(options.steps, options.layers)
     print(line("step", stepped, 1e3, "ms"))
     print(line("compile, cold", compiled["cold"], 1, "s"))
     print(line("compile, warm", compiled["warm"], 1, "s"))

@@ -163,7 +163,7 @@ def test_all_that_can_be_resumed(model, storage, tmp_path):
 
 
 def test_interrupted_saves_and_says_how_to_go_on(whole, tmp_path, monkeypatch, capsys):
-    plain = loop.train
+    plain, before = loop.train, signal.getsignal(signal.SIGINT)
 
     def interrupted(*args, **keywords):
         return plain(*args, **keywords, after_step=lambda step: step == 2 and signal.raise_signal(signal.SIGINT))
@@ -176,7 +176,7 @@ def test_interrupted_saves_and_says_how_to_go_on(whole, tmp_path, monkeypatch, c
     said = capsys.readouterr().out
     assert f"interrupted after step 3; go on with: turbogr train --out {out} --resume" in said
     assert json.loads((out / "summary.json").read_text())["reason"] == "interrupted"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
     monkeypatch.setattr(loop, "train", plain)
     assert main(["train", "--out", str(out), "--resume", "--quiet"]) == 0
     assert losses(out) == losses(whole.folder)

@@ -46,11 +46,11 @@ def utilisation(table: str, name: str = "", part: str = "forward + backward") ->
 
     def read(data: Any) -> float:
         run, group = _group(data, table, name, part)
-        gemm, size = group["ways"]["GEMM"], 768
+        gemm = group["ways"]["GEMM"]
         best = (
             min(gemm["wall"]) if run["threads"] > 1 else min(map(sum, zip(gemm["user"], gemm["system"], strict=True)))
         )
-        return group["flops"] / _seconds(group["ways"][run["ours"]], run["threads"]) / (2 * size**3 / best)
+        return group["flops"] / _seconds(group["ways"][run["ours"]], run["threads"]) / (2 * GEMM_SIZE**3 / best)
 
     return read
 
@@ -69,11 +69,21 @@ def sampling_times_faster(way: str) -> Reader:
     """Of sampling.py: the best of Inductor's ways over this one."""
 
     def read(data: Any) -> float:
-        run = data["runs"][0]
-        times = {n: _seconds(s, run["threads"]) for n, s in run["samples"].items() if "failed" not in s}
+        times = _sampling_times(data)
         return min(t for n, t in times.items() if n.startswith("Inductor")) / times[way]
 
     return read
+
+
+def sampling_shared(data: Any) -> float:
+    """Of sampling.py: time of the loss with eight times the negatives over that without."""
+    times = _sampling_times(data)
+    return times["fused, 8 share"] / times["fused"]
+
+
+def _sampling_times(data: Any) -> dict[str, float]:
+    run = data["runs"][0]
+    return {n: _seconds(s, run["threads"]) for n, s in run["samples"].items() if "failed" not in s}
 
 
 def ahead(part: str, over: str) -> Reader:
