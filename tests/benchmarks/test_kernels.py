@@ -137,7 +137,11 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("table", GROUPS)
+# These are run by `turbogr bench --size tiny` too.
+OFTEN = ("attention", "biases", "softmax", "step")
+
+
+@pytest.mark.parametrize("table", [pytest.param(t, marks=pytest.mark.slow if t in OFTEN else ()) for t in GROUPS])
 def test_every_way_of_a_table_runs(table: str, uncompiled: None) -> None:
     for group in GROUPS[table](TINY):
         found = take_turns(group.ways, TINY.effort, peak=group.flops is not None)

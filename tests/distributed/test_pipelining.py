@@ -73,7 +73,7 @@ def test_the_loss_gap_is_there_and_small(two):
         assert max(gaps[:3]) == 0 and 0 < max(gaps) < SMALL, gaps
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adagrad", marks=pytest.mark.slow)])
 def test_the_loss_gap_over_seeds(optimizer: str):
     """100 steps on five sets of batches, by the simulation that ranks agree with; figures are in the docs."""
     ends = {}

@@ -103,6 +103,8 @@ class Recommender(nn.Module):
 
 LAYER = {"softmax": Block, "silu": Pointwise}
 both_layers = pytest.mark.parametrize("layer", LAYER)
+# What is under test is not the layer: the other one is for `make test-all`.
+one_layer = pytest.mark.parametrize("layer", ["silu", pytest.param("softmax", marks=pytest.mark.slow)])
 
 
 def recommender(layer: str, around: Callable[..., Tensor] | None = None) -> Recommender:
@@ -195,7 +197,7 @@ def compare(packed: Packed, model: Recommender, road: str, *args: Any, tolerance
 # --- precision -------------------------------------------------------------------------------------------
 
 
-@both_layers
+@one_layer
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("road, where", [("eager", "around"), ("aten", "around"), ("aten", "inside")])
 def test_autocast(packed: Packed, layer: str, road: str, dtype: torch.dtype, where: str) -> None:
@@ -229,7 +231,7 @@ def test_autocast(packed: Packed, layer: str, road: str, dtype: torch.dtype, whe
 
 
 @both_roads
-@both_layers
+@one_layer
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=["f64", "bf16", "fp16"])
 def test_model_of_another_type(packed: Packed, layer: str, road: str, dtype: torch.dtype) -> None:
     model = recommender(layer).to(dtype)
@@ -241,7 +243,7 @@ def test_model_of_another_type(packed: Packed, layer: str, road: str, dtype: tor
 
 
 @both_roads
-@both_layers
+@one_layer
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no-grad", "inference"])
 def test_without_gradients(packed: Packed, layer: str, road: str, mode: Callable[[], Any]) -> None:
     model = recommender(layer).eval()
@@ -265,7 +267,7 @@ def test_evaluation_then_training(packed: Packed, road: str) -> None:
 
 
 @both_roads
-@both_layers
+@one_layer
 def test_gradients_accumulate(packed: Packed, layer: str, road: str) -> None:
     model = recommender(layer)
     reference = copy.deepcopy(model)
@@ -292,7 +294,7 @@ def test_two_steps_before_one_backward(packed: Packed, road: str) -> None:
 
 
 @both_roads
-@both_layers
+@one_layer
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint_inside_the_model(packed: Packed, layer: str, road: str, reentrant: bool) -> None:
     """Capture has checkpointed parts inlined or refuses them; either way results are eager's."""
@@ -367,7 +369,7 @@ def test_a_gradient_of_a_gradient_is_eagers_or_an_error(packed: Packed, road: st
 
 
 @both_roads
-@both_layers
+@one_layer
 def test_symbolic_sizes(packed: Packed, layer: str, road: str) -> None:
     model = recommender(layer)
     reference = copy.deepcopy(model)
@@ -390,7 +392,7 @@ def test_sizes_that_turn_out_to_change(packed: Packed, road: str) -> None:
     packed.check()
 
 
-@both_layers
+@one_layer
 @pytest.mark.parametrize("b, n", [(1, N), (B, 1), (1, 1), (B, 2)])
 def test_smallest_sizes(packed: Packed, layer: str, b: int, n: int) -> None:
     """Nothing is padded in some of these: what matters is that results are eager's."""

@@ -216,7 +216,7 @@ def test_idiom_that_may_be_refused(name):
     check(spec.model(8, 8), [batch(kind, 1, 4, 8, spec.pad) for kind in SHAPES])
 
 
-@settings(PROPERTY, max_examples=15)
+@settings(PROPERTY, max_examples=10)
 @given(specs().filter(lambda s: s.table != "max-norm"), sizes, kinds)
 def test_any_model(spec, size, kinds):
     note(f"{spec}  B, N, D = {size}  {kinds}")

@@ -72,7 +72,7 @@ def test_the_folder_holds_what_reports_read(whole):
     assert summary["hr@10"] == lines(out, "evals.jsonl")[-1]["hr@10"]
 
 
-@pytest.mark.parametrize("model", ["hstu", "sasrec", "fuxi"])
+@pytest.mark.parametrize("model", ["hstu", "sasrec", pytest.param("fuxi", marks=pytest.mark.slow)])
 def test_the_curve_is_eagers(model, tmp_path):
     run(tmp_path / "compiled", model=model, save_every=0)
     run(tmp_path / "eager", model=model, save_every=0, backend="eager")
@@ -140,7 +140,7 @@ def killed(out: Path, at: int, settings: Config) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
-@pytest.mark.parametrize("at", [1, 5])
+@pytest.mark.parametrize("at", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_and_resumed_is_the_same_to_the_bit(whole, at, tmp_path):
     """Before the first checkpoint, and between two."""
     settings = {"deterministic": True, "evaluate_every": 3}
