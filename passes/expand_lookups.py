@@ -29,7 +29,7 @@ from .. import _torch
 from ..catalogue import register
 from ..context import Context
 from ..errors import PipelineError
-from ..graphs import TRAINABLE, is_collective, is_wait, tensor, written
+from ..graphs import PLACES_OF, TRAINABLE, is_collective, is_wait, tensor, written
 from ..pass_base import Pass, Phase, Role
 from ..prologue import ORIGINAL, Call, Provider, add_input, exchanging, reading, reads
 from ..runtime.line import in_turn
@@ -266,7 +266,9 @@ class Expansion:
         shape = (*ids.shape, pieces) if pieces > 1 else ids.shape
         with self.mode:
             fake = torch.empty(shape, dtype=torch.int64, device=ids.device)
-        return self._input(f"place_{i}", fake, 0, 1, i)
+        place = self._input(f"place_{i}", fake, 0, 1, i)
+        place.meta[PLACES_OF] = node.args[2]
+        return place
 
     def _input(self, what: str, fake: Any, *path: int) -> fx.Node:
         name = self.table.name.replace(".", "_")

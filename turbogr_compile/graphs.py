@@ -11,6 +11,7 @@ from ._torch import mutated_arguments
 
 aten = torch.ops.aten
 TRAINABLE = "turbogr_trainable"  # meta of an input or constant that gradients are computed for
+PLACES_OF = "turbogr_places_of"  # meta of an input of places: the node of ids that they stand for, one to one
 # Composite ops that return a view of their argument when they can; their schema does not say so.
 _MAYBE_VIEWS = {aten.reshape.default, aten.contiguous.default, aten.to.dtype, aten.flatten.using_ints}
 _ON_MEMORY = {

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...graphs import tensor
+from ...graphs import PLACES_OF, tensor
 from ...pattern import arguments
 from ...shapes import same_size
 from .._losses import _order, value_of
@@ -136,12 +136,13 @@ def _masked(node: fx.Node, found: Found) -> Logits | None:
 
 
 def ids_of(s: Scoring) -> fx.Node | None:
-    """The tensor of ids, where it is used as it is."""
+    """The tensor of ids, where it is used as it is; of places among rows that were fetched, the ids fetched for."""
     if s.rows is None or len(s.rows.lookups) != 1:
         return None
     lookup = s.rows.lookups[0]
     index: Any = lookup.args[2 if lookup.target is aten.index_select.default else 1]
-    return index[0] if isinstance(index, (list, tuple)) else index
+    ids = index[0] if isinstance(index, (list, tuple)) else index
+    return ids.meta.get(PLACES_OF, ids)
 
 
 # --- is this the same tensor? ------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -353,26 +354,40 @@ class Sampled(nn.Module):
 
 def sampled(rank: int, world: int) -> dict[str, Any]:
     """Losses with lookups as they are, and taken apart; ids are drawn from the same seeds."""
-    found: dict[str, Any] = {}
-    for name, passes in {
-        "opaque": ["offload-sampling"],
-        "apart": ["expand-lookups{draws=true}", "fuse-sampling{min_numbers=0}"],
-    }.items():
-        torch._dynamo.reset()
-        model = Sampled().double()
+    fused = "fuse-sampling{min_numbers=0}"
+    shared = "fuse-sampling{min_numbers=0, share=2, half=true}"
+    return {
+        "opaque": sampled_steps(rank, ["offload-sampling"], ["expand-lookups"]),
+        "apart": sampled_steps(rank, ["expand-lookups{draws=true}", fused]),
+        "apart, opted": sampled_steps(rank, ["expand-lookups{draws=true}", shared], dtype=torch.float32),
+        "whole, opted": sampled_steps(rank, ["offload-sampling", shared], sharded=False, dtype=torch.float32),
+    }
+
+
+def sampled_steps(
+    rank: int, passes: list[str], without: Sequence[str] = (), sharded: bool = True, dtype: torch.dtype = torch.float64
+) -> dict[str, Any]:
+    torch._dynamo.reset()
+    model: nn.Module = Sampled().to(dtype)
+    if sharded:
         model = sharding.shard(model, sharding.plan(model, tables={"items": sharding.RowWise()}))
-        without = ["expand-lookups"] if name == "opaque" else []
-        seen = Seen()
-        options = {"codegen": "aten", "on_error": "raise", "passes": passes, "without": without, "instruments": [seen]}
-        step = torch.compile(model, backend="turbogr", fullgraph=True, options=options)
-        rows, losses = sharding.RowSGD(model, lr=0.1), []
-        torch.manual_seed(5)
-        draws.load_state_dict({"seed": 5, "calls": {}})
-        for number in range(4):
-            ids, wanted = torch.randint(1, 61, (2, 3, 4), generator=torch.Generator().manual_seed(10 * number + rank))
-            loss = step(ids, wanted)
-            loss.backward()
+    seen = Seen()
+    options = {
+        "codegen": "aten",
+        "on_error": "raise",
+        "passes": passes,
+        "without": list(without),
+        "instruments": [seen],
+    }
+    step = torch.compile(model, backend="turbogr", fullgraph=True, options=options)
+    rows, losses = sharding.RowSGD(model, lr=0.1) if sharded else None, []
+    torch.manual_seed(5)
+    draws.load_state_dict({"seed": 5, "calls": {}})
+    for number in range(4):
+        ids, wanted = torch.randint(1, 61, (2, 3, 4), generator=torch.Generator().manual_seed(10 * number + rank))
+        loss = step(ids, wanted)
+        loss.backward()
+        if rows is not None:
             rows.step()
-            losses.append(loss.item())
-        found[name] = {"losses": losses, "remarks": seen.remarks, "targets": seen.graphs["forward"]}
-    return found
+        losses.append(loss.item())
+    return {"losses": losses, "remarks": seen.remarks, "targets": seen.graphs["forward"]}

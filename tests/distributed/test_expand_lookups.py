@@ -95,7 +95,17 @@ def test_negatives_drawn_in_the_step_are_drawn_before_it_where_that_is_asked_for
         assert len(set(apart["losses"])) == 4
         assert {"drawn-before", "expanded"} <= set(apart["remarks"]) and "ids-known-late" not in apart["remarks"]
         assert not any("sharded_lookup" in t for t in apart["targets"])
-        assert {"sampling-scores", "sampling-fused"} & set(apart["remarks"]), "scored without storing rows"
+        assert "sampling-fused" in apart["remarks"], "hits are found by places, which stand for ids"
+        assert apart["targets"].count("turbogr.sampled_loss_ahead.default") == 1
+
+
+def test_what_is_asked_of_sampling_holds_for_rows_that_were_fetched(two):
+    for rank in two["sampled"]:
+        fetched, whole = rank["apart, opted"], rank["whole, opted"]
+        assert {"sampling-fused", "logits-shared", "negatives-half"} <= set(fetched["remarks"])
+        # Before the first update. Scales of FP16 rows are those of a segment here and of a block of the table there.
+        assert abs(fetched["losses"][0] - whole["losses"][0]) < 1e-3
+        assert abs(fetched["losses"][0] - rank["apart"]["losses"][0]) > 1e-3, "shared negatives are another loss"
 
 
 def test_equal_lookups_with_equal_gradients_are_two(two):
