@@ -20,7 +20,9 @@ def passes_of(features: tuple[str, ...]) -> list[str]:
     sampling = [f"share={SHARED}"] * ("share" in features) + ["half=true"] * ("half" in features)
     asked = [f"fuse-sampling{{{', '.join(sampling)}}}"] * bool(sampling)
     asked += ["offload-sampling"] * ("offload" in features)
-    return asked + ["expand-lookups{staleness=1}"] * ("semi-async" in features)
+    # Lookups of several ranks can be taken apart if ids are known before the step.
+    sharded = ["draws=true"] * ("offload" in features) + ["staleness=1"] * ("semi-async" in features)
+    return asked + [f"expand-lookups{{{', '.join(sharded)}}}"] * bool(sharded)
 
 
 class Loss:

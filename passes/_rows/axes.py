@@ -468,6 +468,11 @@ def _embedding(t: Typing, n: fx.Node) -> Dims:
     return [*t.dims(n.args[1]), t.dims(n.args[0])[1]]
 
 
+@typed("turbogr::sharded_lookup")
+def _sharded_lookup(t: Typing, n: fx.Node) -> Dims:
+    return [*t.dims(n.args[2]), t.axes.fresh(shape(n)[-1])]
+
+
 @typed("one_hot")
 def _one_hot(t: Typing, n: fx.Node) -> Dims:
     return [*t.dims(n.args[0]), t.axes.fresh(shape(n)[-1])]

@@ -1060,6 +1060,11 @@ def _embedding(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     return e.call(n.target, n.args[0], e.packed(n.args[1], chosen), *n.args[2:], **n.kwargs)  # type: ignore[arg-type]
 
 
+@emits("turbogr::sharded_lookup")
+def _sharded_lookup(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
+    return e.call(n.target, *n.args[:2], e.packed(n.args[2], chosen), *n.args[3:])  # type: ignore[arg-type]
+
+
 @emits("one_hot")
 def _one_hot(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     return e.call(n.target, e.packed(n.args[0], chosen), *n.args[1:])  # type: ignore[arg-type]

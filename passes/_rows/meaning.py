@@ -31,7 +31,7 @@ from .ops import COPIES, VIEWS, arg, dim_of, is_tensor, number, op, quotient, ra
 MINUS_INFINITY = -1e4  # what is added to a score to remove it: this or less
 # Never recomputed outside of the graph: too much work for the sake of knowing rows.
 _HEAVY = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "layer_norm",
-          "scaled_dot_product_attention", "embedding", "convolution"}  # fmt: skip
+          "scaled_dot_product_attention", "embedding", "turbogr::sharded_lookup", "convolution"}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,12 @@ def _embedding(r: Rowwise, n: fx.Node, s: Space) -> str | None:
     return None if r.free(n.args[0], s) else "a table indexed by rows"
 
 
+@rowwise("turbogr::sharded_lookup")
+def _sharded_lookup(r: Rowwise, n: fx.Node, s: Space) -> str | None:
+    """Also a collective: all ranks take part with the rows that they have, however many these are."""
+    return None if r.free(n.args[0], s) and r.free(n.args[1], s) else "a table indexed by rows"
+
+
 @rowwise("one_hot")
 def _one_hot(r: Rowwise, n: fx.Node, s: Space) -> str | None:
     return None if arg(n, "num_classes") != -1 else "the number of classes depends on the data"

@@ -391,3 +391,39 @@ def sampled_steps(
             rows.step()
         losses.append(loss.item())
     return {"losses": losses, "remarks": seen.remarks, "targets": seen.graphs["forward"]}
+
+
+class Padded(nn.Module):
+    """Histories end at different places; item 0 is padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.items, self.out = nn.Embedding(61, 8), nn.Linear(8, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        valid = ids != 0
+        h = torch.tanh(self.out(self.items(ids)))
+        return ((h * h).sum(-1) * valid).sum() / valid.sum()
+
+
+def padded(rank: int, world: int) -> dict[str, Any]:
+    """Losses of a padded model by eager, and packed; how many rows its lookups name."""
+    found: dict[str, Any] = {}
+    for name in ("eager", "turbogr"):
+        torch._dynamo.reset()
+        model = Padded().double()
+        model = sharding.shard(model, sharding.plan(model, tables={"items": sharding.RowWise()}))
+        seen = Seen()
+        options = {"codegen": "aten", "on_error": "raise", "instruments": [seen]}
+        step = model if name == "eager" else torch.compile(model, backend=name, fullgraph=True, options=options)
+        rows, losses = sharding.RowAdagrad(model, lr=0.1), []
+        for number in range(5):
+            g = torch.Generator().manual_seed(10 * number + rank)
+            ids, lengths = torch.randint(1, 61, (4, 9), generator=g), torch.randint(1, 9, (4, 1), generator=g)
+            loss = step(ids.masked_fill(torch.arange(9) >= lengths, 0))
+            loss.backward()
+            rows.step()
+            losses.append(loss.item())
+        found[name] = {"losses": losses, "remarks": seen.remarks}
+    return found

@@ -33,6 +33,7 @@ def two():
         "equal": (edges.equal_lookups_compiled, {"how": "expanded"}),
         "memory": (edges.largest_allocation, memory),
         "sampled": (edges.sampled, {}),
+        "padded": (edges.padded, {}),
     }, timeout=240)  # fmt: skip
 
 
@@ -123,3 +124,10 @@ def test_routing_runs_a_batch_ahead_and_changes_nothing():
     for rank in found:
         assert rank["losses"][False] == rank["losses"][True]
         assert (rank["ahead"], rank["calls"]) == (7, 8)
+
+
+def test_pads_are_neither_looked_up_nor_exchanged(two):
+    for rank in two["padded"]:
+        eager, packed = rank["eager"], rank["turbogr"]
+        assert max(abs(a - b) for a, b in zip(eager["losses"], packed["losses"], strict=True)) < EXACT
+        assert {"packed", "expanded"} <= set(packed["remarks"]) and "mixes-rows" not in packed["remarks"]
