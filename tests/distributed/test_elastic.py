@@ -201,7 +201,8 @@ def test_a_rank_that_hangs_is_restarted(undisturbed, tmp_path):
     """SIGSTOP: the other rank fails with a clear message within its timeout, and torchrun replaces both."""
     _, wanted = undisturbed
     text = torchrun(tmp_path / "stopped", 2, "SIGSTOP", restarts=3, timeout=25)
-    assert "rank 1 does not answer: it died or hangs; last heard of at step 12" in text
+    # Signs of life are less frequent than steps.
+    assert re.search(r"rank 1 does not answer: it died or hangs; last heard of at step \d+", text)
     assert losses(text) == wanted
 
 
