@@ -66,6 +66,21 @@ def test_only_by_name_or_by_claim(benchmarks, capsys):
     assert "broken" not in out and out.count("2.00x") == 2
 
 
+def test_some_are_measured_again_and_the_others_stay(benchmarks, tmp_path, capsys):
+    into = tmp_path / "bench.json"
+    again = ["bench", "--size", "tiny", "--only", "fine", "--json", str(into), "--keep"]
+    assert cli.main(["bench", "--size", "tiny", "--json", str(into)]) == 1
+    (tmp_path / "good.py").write_text(GOOD.replace("2.0", "3.0"))
+    assert cli.main(again) == 1  # of those that stay, some had failed
+    found = json.loads(into.read_text())["benchmarks"]
+    assert [b["name"] for b in found] == ["broken", "fine", "mute", "other"]
+    assert [b["data"] for b in found] == [None, {"x": 3.0}, None, {"x": 2.0}]
+    other = {**json.loads(into.read_text()), "machine": {}}
+    into.write_text(json.dumps(other))
+    assert cli.main(again) == 2 and "another machine" in capsys.readouterr().err
+    assert cli.main(["bench", "--keep"]) == 2 and "--json FILE --keep" in capsys.readouterr().err
+
+
 def test_a_wrong_name_is_answered_with_the_closest(benchmarks, capsys):
     assert cli.main(["bench", "--only", "fnie"]) == 2
     err = capsys.readouterr().err

@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import OptionError
 from . import views
 from .catalogue import BENCHMARKS
-from .run import FORMAT, SIZES, choose, failed, run
+from .run import FORMAT, SIZES, choose, failed, machine, run
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -23,6 +23,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
                          "tiny: does everything run, about 3 minutes")  # fmt: skip
     command.add_argument("--only", action="append", default=[], metavar="NAME", help=f"some of them: {names}")
     command.add_argument("--json", type=Path, metavar="FILE", help="write everything there, samples included")
+    command.add_argument("--keep", action="store_true",
+                         help="with --json of an earlier run: measure --only some again, the others stay")  # fmt: skip
     command.add_argument("--html", type=Path, metavar="FILE", help="write a page there")
     command.add_argument("--markdown", action="store_true", help="print the README's table")
     command.add_argument("--from", dest="earlier", type=Path, metavar="FILE",
@@ -35,24 +37,40 @@ def bench(options: argparse.Namespace) -> int:
     chosen = choose(only)
     # What asks to end is an interruption like any other: benchmarks must not outlive it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    keep = _writer(options)
-    results = read(options.earlier) if options.earlier else run(chosen, options.size, _say, keep)
+    others = _others(options, {b.name for b in chosen}) if options.keep else []
+    write = _writer(options, others)
+    results = read(options.earlier) if options.earlier else run(chosen, options.size, _say, write)
     if options.earlier and only:
         names = {b.name for b in chosen}
         results = {**results, "benchmarks": [b for b in results["benchmarks"] if b["name"] in names]}
-    keep(results)
+    results = write(results)
     sys.stdout.write((views.markdown(results) if options.markdown else views.text(results)).rstrip("\n") + "\n")
     return 1 if failed(results) else 0
 
 
-def _writer(options: argparse.Namespace) -> Callable[[dict[str, Any]], None]:
-    """Writes the files that are asked for; after each benchmark, so that an interrupted run leaves what it has."""
+def _others(options: argparse.Namespace, again: set[str]) -> list[dict[str, Any]]:
+    """What an earlier run on this machine measured, but for what is measured again."""
+    if options.json is None or options.earlier:
+        raise OptionError("--keep keeps what the file of --json has: turbogr bench --only NAME --json FILE --keep")
+    earlier = read(options.json)
+    if (earlier["size"], earlier["machine"]) != (options.size, machine()):
+        raise OptionError(f"{options.json} was measured on another machine, with other versions or at another size")
+    return [b for b in earlier["benchmarks"] if b["name"] not in again]
 
-    def write(results: dict[str, Any]) -> None:
+
+def _writer(options: argparse.Namespace, others: list[dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Writes the files that are asked for; after each benchmark, so that an interrupted run leaves what it has."""
+    order = {b.name: i for i, b in enumerate(choose([]))}
+
+    def write(results: dict[str, Any]) -> dict[str, Any]:
+        if others:
+            every = sorted([*others, *results["benchmarks"]], key=lambda b: order[b["name"]])
+            results = {**results, "benchmarks": every}
         if options.json:
             views.write(options.json, json.dumps(results, indent=1) + "\n")
         if options.html:
             views.write(options.html, views.page(results))
+        return results
 
     return write
 

@@ -49,7 +49,7 @@ def choose(only: Sequence[str]) -> list[Benchmark]:
 
 
 def run(
-    benchmarks: Sequence[Benchmark], size: str, say: Callable[[str], None], after: Callable[[dict[str, Any]], None]
+    benchmarks: Sequence[Benchmark], size: str, say: Callable[[str], None], after: Callable[[dict[str, Any]], Any]
 ) -> dict[str, Any]:
     """Everything measured, as plain data; `after` gets what there is, each time. Tiny sizes run two at once."""
     results: dict[str, dict[str, Any]] = {}
