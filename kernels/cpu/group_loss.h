@@ -81,7 +81,7 @@ class Few {
  private:
   static constexpr int kWords = 64;
   static TURBOGR_INLINE uint64_t word(int64_t number) { return uint64_t(number) / 64 % kWords; }
-  static TURBOGR_INLINE uint64_t bit(int64_t number) { return uint64_t(1) << (number % 64); }
+  static TURBOGR_INLINE uint64_t bit(int64_t number) { return uint64_t(1) << (uint64_t(number) % 64); }
   uint64_t seen_[kWords] = {};
 };
 
