@@ -199,11 +199,12 @@ def test_never_more_rows_than_there_are(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_more_rows_than_the_largest_bucket_run_the_captured_graph(monkeypatch: pytest.MonkeyPatch):
+    older = statistics()  # of graphs that other tests keep alive
     compiled = Rounded(Spec(layers=1).model(8, 8), (4, 8), monkeypatch)
     compiled.compare(lengths(3, 2, 1))
     compiled.compare(lengths(3, 5, 1))
     compiled.compare(lengths(8, 8, 8))
-    (found,) = [s.fallbacks for s in statistics() if s.fallbacks]
+    (found,) = [s.fallbacks for s in statistics() if s.fallbacks and s not in older]
     assert list(found.values()) == [2]
     assert "largest bucket of option 'capacity' (4, 8)" in next(iter(found))
 
