@@ -408,7 +408,7 @@ class Padded(nn.Module):
 
 
 def padded(rank: int, world: int) -> dict[str, Any]:
-    """Losses of a padded model by eager, and packed; how many rows its lookups name."""
+    """Losses of a padded model by eager, and packed."""
     found: dict[str, Any] = {}
     for name in ("eager", "turbogr"):
         torch._dynamo.reset()

@@ -20,7 +20,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     names = ", ".join(b.name for b in BENCHMARKS)
     command.add_argument("--size", choices=SIZES, default="full",
                          help="full: what the README's table is made of, about an hour on a quiet machine; "
-                         "tiny: does everything run, about 3 minutes")  # fmt: skip
+                         "tiny: does everything run, about 5 minutes")  # fmt: skip
     command.add_argument("--only", action="append", default=[], metavar="NAME", help=f"some of them: {names}")
     command.add_argument("--json", type=Path, metavar="FILE", help="write everything there, samples included")
     command.add_argument("--keep", action="store_true",
@@ -64,7 +64,7 @@ def _writer(options: argparse.Namespace, others: list[dict[str, Any]]) -> Callab
 
     def write(results: dict[str, Any]) -> dict[str, Any]:
         if others:
-            every = sorted([*others, *results["benchmarks"]], key=lambda b: order[b["name"]])
+            every = sorted([*others, *results["benchmarks"]], key=lambda b: order.get(b["name"], len(order)))
             results = {**results, "benchmarks": every}
         if options.json:
             views.write(options.json, json.dumps(results, indent=1) + "\n")
