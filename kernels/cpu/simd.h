@@ -192,6 +192,51 @@ TURBOGR_INLINE Vector<double> log_one_plus(Vector<double> x) {
   return y;
 }
 
+// Two neighbouring numbers, again and again.
+TURBOGR_INLINE Vector<float> load_pair(const float* from) {
+  int64_t both;
+  std::memcpy(&both, from, sizeof both);
+  return (Vector<float>)broadcast(both);
+}
+
+TURBOGR_INLINE Vector<double> load_pair(const double* from) {
+#if defined(__AVX512F__)
+  return _mm512_castps_pd(_mm512_broadcast_f32x4(_mm_loadu_ps((const float*)from)));
+#elif defined(__AVX2__)
+  return _mm256_broadcast_pd((const __m128d*)from);
+#else
+  return load(from);
+#endif
+}
+
+// Sums of neighbouring lanes, first those of x, then those of y.
+template <typename T>
+TURBOGR_INLINE Vector<T> pair_sums(Vector<T> x, Vector<T> y) {
+#if defined(__AVX512F__)
+  const Vector<Bits<T>> even = 2 * iota<Bits<T>>(), odd = even + 1;
+  if constexpr (std::is_same_v<T, float>) {
+    return _mm512_permutex2var_ps(x, (__m512i)even, y) + _mm512_permutex2var_ps(x, (__m512i)odd, y);
+  } else {
+    return _mm512_permutex2var_pd(x, (__m512i)even, y) + _mm512_permutex2var_pd(x, (__m512i)odd, y);
+  }
+#elif defined(__AVX2__)
+  // Sums come in quarters of x, y, x, y.
+  if constexpr (std::is_same_v<T, float>) {
+    return (Vector<T>)_mm256_permute4x64_pd((__m256d)_mm256_hadd_ps(x, y), 0xd8);
+  } else {
+    return _mm256_permute4x64_pd(_mm256_hadd_pd(x, y), 0xd8);
+  }
+#else
+  constexpr int half = kLanes<T> / 2;
+  Vector<T> sums;
+  for (int lane = 0; lane < half; ++lane) {
+    sums[lane] = x[2 * lane] + x[2 * lane + 1];
+    sums[half + lane] = y[2 * lane] + y[2 * lane + 1];
+  }
+  return sums;
+#endif
+}
+
 #if defined(__AVX2__)
 // to[j * pitch + i] = from[i][at + j] for i, j below 8.
 TURBOGR_INLINE void transpose_8x8(const float* const* from, int64_t at, float* to, int64_t pitch) {
