@@ -61,9 +61,7 @@ void pack_queries(const TableGradientArguments& a, Real* to) {
 // Neighbouring queries and the slopes of their products with one row.
 struct Term {
   const Real* slopes;
-  int64_t first;
-  int32_t count, sum, group;  // numbers; own rows follow the last group
-  bool starts;                // its sum
+  int32_t first, count, group;  // queries; own rows follow the last group
 };
 
 // A row that has terms, those before `end`.
@@ -73,13 +71,13 @@ struct Sum {
 
 // Rows of the result that are worked on together, panel by panel, while slopes are close.
 struct Window {
-  static constexpr int64_t kTerms = 1024;
+  static constexpr int64_t kTerms = 1536;
   std::vector<Term> terms, by_group;
   std::vector<Sum> sums;
-  std::vector<Real> slopes;  // of by_group: they lie anywhere, and every panel reads them
-  std::vector<Real> wide;    // sums that go through a norm
-  std::vector<int32_t> starts;
-  Scratch panel;  // one of all sums
+  std::vector<Real> slopes;             // of by_group: they lie anywhere, and every panel reads them
+  std::vector<Real> wide;               // sums that go through a norm
+  std::vector<int32_t> starts, places;  // of groups; of terms in by_group
+  Scratch products;                     // of by_group, in one panel
 };
 
 template <typename S, bool kStream>
@@ -90,6 +88,7 @@ class TableGradient {
         queries_(queries),
         entries_(a.positions * a.each),
         groups_((a.positions + a.group - 1) / a.group),
+        pitch_((a.depth + kPanel - 1) / kPanel * kPanel),
         named_(named),
         end_(named + count) {}
 
@@ -102,7 +101,7 @@ class TableGradient {
       next = open(next, end, window);
       const int64_t until = next < end ? window.sums.back().row + 1 : last;
       clear(row, until, window);
-      a_.eps < 0 ? add_up(window) : add_up_through_norm(window);
+      a_.eps < 0 ? add_up<false>(window) : add_up<true>(window);
       row = until;
     } while (next < end);
     if (kStream) stream_end();
@@ -110,32 +109,37 @@ class TableGradient {
 
  private:
   // Whole rows, and as many as there is room for, but one.
-  const Named* open(const Named* next, const Named* end, Window& window) const {
-    window.terms.clear();
-    window.sums.clear();
+  __attribute__((noinline)) const Named* open(const Named* next, const Named* last, Window& window) const {
     const int64_t most = a_.eps < 0 ? Window::kTerms : Window::kTerms / 8;
-    while (next < end && int64_t(window.terms.size()) < most) {
-      const int64_t row = next->row;
-      const size_t before = window.terms.size();
-      for (; next < end && next->row == row; ++next) window.terms.push_back(term(next->position, int32_t(window.sums.size())));
-      window.terms[before].starts = true;
-      window.sums.push_back({row, int64_t(window.terms.size())});
+    const Named* end = next + std::min<int64_t>(most, last - next);
+    while (next < end && end < last && end->row == end[-1].row) ++end;
+    window.terms.resize(size_t(end - next));
+    window.sums.resize(size_t(end - next));
+    Term* terms = window.terms.data();
+    Sum* sums = window.sums.data();
+    int64_t count = 0, row = -1;
+    for (int64_t i = 0; next < end; ++next, ++i) {
+      count += next->row != row;  // a branch would be foreseen wrongly
+      row = next->row;
+      sums[count - 1] = {row, i + 1};
+      terms[i] = term_of(next->position);
     }
-    return next;
+    window.sums.resize(size_t(count));
+    return end;
   }
 
-  Term term(uint32_t position, int32_t sum) const {
+  TURBOGR_INLINE Term term_of(uint32_t position) const {
     if (position >= entries_)
-      return {a_.own_slopes + (position - entries_), position - entries_, 1, sum, int32_t(groups_), false};
+      return {a_.own_slopes + (position - entries_), int32_t(position - entries_), 1, int32_t(groups_)};
     const Real* slopes = a_.slopes + int64_t(position) * a_.group;
     __builtin_prefetch(slopes);
     const uint32_t group = position / uint32_t(a_.each * a_.group);
     const int64_t first = group * a_.group;
-    return {slopes, first, int32_t(std::min(a_.group, a_.positions - first)), sum, int32_t(group), false};
+    return {slopes, int32_t(first), int32_t(std::min(a_.group, a_.positions - first)), int32_t(group)};
   }
 
   // Rows that nobody names.
-  void clear(int64_t row, int64_t until, const Window& window) const {
+  __attribute__((noinline)) void clear(int64_t row, int64_t until, const Window& window) const {
     const Sum* named = window.sums.data();
     const Sum* end = named + window.sums.size();
     S* to = (S*)a_.result + row * a_.depth;
@@ -143,95 +147,171 @@ class TableGradient {
       if (named < end && named->row == row) {
         ++named;
       } else {
-        across(a_.depth, [&](int64_t at, auto cut) { put(to + at, Lanes{}, cut); });
+        clear_row(to);
       }
     }
   }
 
+  TURBOGR_INLINE void clear_row(S* to) const {
+    int64_t c = 0;
+    for (; c + kPanel <= a_.depth; c += kPanel)
+      for (int v = 0; v < kVectors; ++v) put(to + c + v * kWidth, Lanes{}, Whole{});
+    across(a_.depth - c, [&](int64_t at, auto cut) { put(to + c + at, Lanes{}, cut); });
+  }
+
+  template <bool kNorm>
   void add_up(Window& window) const {
-    each_panel(window, [&](int64_t, int64_t row, int64_t c, const Lanes* sums) {
-      S* to = (S*)a_.result + row * a_.depth + c;
-      if (c + kPanel <= a_.depth) {
-        for (int v = 0; v < kVectors; ++v) put(to + v * kWidth, sums[v], Whole{});
-      } else {
-        across(a_.depth - c, [&](int64_t at, auto cut) { put(to + at, sums[at / kWidth], cut); });
-      }
-    });
-  }
-
-  void add_up_through_norm(Window& window) const {
-    const int64_t pitch = (a_.depth + kPanel - 1) / kPanel * kPanel;
-    window.wide.resize(window.sums.size() * size_t(pitch));
-    each_panel(window, [&](int64_t i, int64_t, int64_t c, const Lanes* sums) {
-      for (int v = 0; v < kVectors; ++v) store(window.wide.data() + i * pitch + c + v * kWidth, sums[v]);
-    });
-    for (size_t i = 0; i < window.sums.size(); ++i) through_norm(window.sums[i].row, window.wide.data() + i * pitch);
-  }
-
-  // done(number of the sum, row, first column, sums) for all sums of a window, one panel after the other.
-  template <typename Done>
-  TURBOGR_INLINE void each_panel(Window& window, Done done) const {
-    // Terms of a group that follow each other find their queries in the first cache.
-    const bool grouped = a_.group > 1 && int64_t(window.terms.size()) > 2 * groups_;
+    if (kNorm) window.wide.resize(window.sums.size() * size_t(pitch_));
+    // Terms of a group that follow each other find their queries in the first cache. Those of one row do anyway.
+    const int64_t terms = int64_t(window.terms.size());
+    const bool grouped = a_.group > 1 && terms > 2 * groups_ && terms <= 2 * Window::kTerms;
     if (grouped) sort_by_group(window);
     const Real* queries = queries_;
     for (int64_t c = 0; c < a_.depth; c += kPanel, queries += a_.positions * kPanel) {
-      if (grouped) {
-        const Real* panel = add_panel(window, queries);
-        for (size_t i = 0; i < window.sums.size(); ++i, panel += kPanel) {
-          Lanes sums[kVectors];
-          for (int v = 0; v < kVectors; ++v) sums[v] = load(panel + v * kWidth);
-          done(int64_t(i), window.sums[i].row, c, sums);
-        }
-        continue;
+      if (a_.group == 1) {
+        add_terms<kNorm>(window, queries, c);
+      } else if (grouped) {
+        const Real* products = multiply(window, queries);
+        add_products<kNorm>(window, c, [&](size_t term) { return products + window.places[term] * kPanel; });
+      } else {
+        Real product[kPanel];
+        add_products<kNorm>(window, c, [&](size_t term) {
+          const Term& t = window.terms[term];
+          multiply_tile<1>(t.count, t.slopes, queries + t.first * kPanel, product);
+          return product;
+        });
       }
-      const Term* term = window.terms.data();
-      for (size_t i = 0; i < window.sums.size(); ++i) {
-        Lanes sums[kVectors] = {};
-        for (const Term* end = window.terms.data() + window.sums[i].end; term < end; ++term) {
-          const Real* query = queries + term->first * kPanel;
-          for (int32_t m = 0; m < term->count; ++m, query += kPanel) {
-            const Lanes slope = broadcast(term->slopes[m]);
-            for (int v = 0; v < kVectors; ++v) sums[v] += slope * load(query + v * kWidth);
-          }
-        }
-        done(int64_t(i), window.sums[i].row, c, sums);
+    }
+    if (!kNorm) return;
+    for (size_t i = 0; i < window.sums.size(); ++i) through_norm(window.sums[i].row, window.wide.data() + i * pitch_);
+  }
+
+  // Writes the sums of one row in columns [c, c + kPanel). Sums stay in registers where compilers see at once that
+  // their numbers are constants: hence the unrolling, here and below.
+  template <bool kNorm>
+  TURBOGR_INLINE void finish(Window& window, size_t number, int64_t c, const Lanes (&sums)[kVectors]) const {
+    if constexpr (kNorm) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) store(window.wide.data() + number * pitch_ + c + v * kWidth, sums[v]);
+      return;
+    }
+    S* to = (S*)a_.result + window.sums[number].row * a_.depth + c;
+    const int64_t width = a_.depth - c;
+    if (width >= kPanel) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) put(to + v * kWidth, sums[v], Whole{});
+      return;
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t at = v * kWidth;
+      if (at + kWidth <= width) {
+        put(to + at, sums[v], Whole{});
+      } else if (at < width) {
+        put(to + at, sums[v], Part{width - at});
       }
     }
   }
 
-  // Terms of one row keep their order, which is that of groups.
-  void sort_by_group(Window& window) const {
+  // Terms of one query each.
+  template <bool kNorm>
+  __attribute__((noinline)) void add_terms(Window& window, const Real* queries, int64_t c) const {
+    const Term* term = window.terms.data();
+    for (size_t i = 0; i < window.sums.size(); ++i) {
+      Lanes sums[kVectors];
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sums[v] = Lanes{};
+      const Term* end = window.terms.data() + window.sums[i].end;
+      do {
+        const Real* query = queries + term->first * kPanel;
+        const Lanes slope = broadcast(*term->slopes);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) sums[v] += slope * load(query + v * kWidth);
+      } while (++term < end);
+      finish<kNorm>(window, i, c, sums);
+    }
+  }
+
+  // In the order of terms, which is that of groups.
+  template <bool kNorm, typename Product>
+  TURBOGR_INLINE void add_products(Window& window, int64_t c, Product product_of) const {
+    size_t term = 0;
+    for (size_t i = 0; i < window.sums.size(); ++i) {
+      Lanes sums[kVectors];
+      const Real* product = product_of(term);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sums[v] = load(product + v * kWidth);
+      while (int64_t(++term) < window.sums[i].end) {
+        product = product_of(term);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) sums[v] += load(product + v * kWidth);
+      }
+      finish<kNorm>(window, i, c, sums);
+    }
+  }
+
+  __attribute__((noinline)) void sort_by_group(Window& window) const {
     window.starts.assign(size_t(groups_) + 2, 0);
     for (const Term& t : window.terms) ++window.starts[size_t(t.group) + 1];
     for (size_t g = 0; g < size_t(groups_); ++g) window.starts[g + 1] += window.starts[g];
     window.by_group.resize(window.terms.size());
+    window.places.resize(window.terms.size());
     window.slopes.resize(window.terms.size() * size_t(a_.group));
-    for (const Term& t : window.terms) {
-      const int64_t place = window.starts[size_t(t.group)]++;
+    for (size_t i = 0; i < window.terms.size(); ++i) {
+      const Term& t = window.terms[i];
+      const int32_t place = window.places[i] = window.starts[size_t(t.group)]++;
       Real* slopes = window.slopes.data() + place * a_.group;
-      std::copy_n(t.slopes, t.count, slopes);
+      across(t.count, [&](int64_t at, auto cut) { store_lanes(slopes + at, load_lanes(t.slopes + at, cut), cut); });
       window.by_group[size_t(place)] = t;
-      window.by_group[size_t(place)].slopes = slopes;
     }
   }
 
-  const Real* add_panel(Window& window, const Real* queries) const {
-    Real* panel = (Real*)window.panel.room(window.sums.size() * kPanel * sizeof(Real));
-    for (const Term& t : window.by_group) {
-      Real* to = panel + t.sum * kPanel;
-      const Real* query = queries + t.first * kPanel;
-      Lanes sums[kVectors] = {};
-      if (!t.starts)
-        for (int v = 0; v < kVectors; ++v) sums[v] = load(to + v * kWidth);
-#pragma GCC unroll 4
-      for (int32_t m = 0; m < t.count; ++m, query += kPanel) {
-        const Lanes slope = broadcast(t.slopes[m]);
-        for (int v = 0; v < kVectors; ++v) sums[v] += slope * load(query + v * kWidth);
+  // What terms of by_group add to their rows, several of a group at a time.
+  __attribute__((noinline)) const Real* multiply(Window& window, const Real* queries) const {
+    Real* products = (Real*)window.products.room(window.terms.size() * kPanel * sizeof(Real));
+    Real* to = products;
+    const Real* slopes = window.slopes.data();
+    const Term* end = window.by_group.data() + window.by_group.size();
+    for (const Term* t = window.by_group.data(); t < end;) {
+      const Real* query = queries + t->first * kPanel;
+      int64_t some = 1;
+      while (some < 4 && t + some < end && t[some].first == t->first && t[some].count == t->count) ++some;
+      if (some == 4) {
+        multiply_tile<4>(t->count, slopes, query, to);
+      } else if (some >= 2) {
+        multiply_tile<2>(t->count, slopes, query, to);
+        some = 2;
+      } else {
+        multiply_tile<1>(t->count, slopes, query, to);
       }
-      for (int v = 0; v < kVectors; ++v) store(to + v * kWidth, sums[v]);
+      t += some, slopes += some * a_.group, to += some * kPanel;
     }
-    return panel;
+    return products;
+  }
+
+  template <int kSome>
+  TURBOGR_INLINE void multiply_tile(int32_t count, const Real* slopes, const Real* query, Real* to) const {
+    constexpr int kAtOnce = kVectors / kSome;  // vectors
+    for (int c = 0; c < kVectors; c += kAtOnce, query += kAtOnce * kWidth, to += kAtOnce * kWidth) {
+      Lanes sums[kSome][kAtOnce];
+#pragma GCC unroll 8
+      for (int i = 0; i < kSome; ++i)
+#pragma GCC unroll 8
+        for (int v = 0; v < kAtOnce; ++v) sums[i][v] = Lanes{};
+      const Real* at = query;
+#pragma GCC unroll 2
+      for (int32_t m = 0; m < count; ++m, at += kPanel) {
+        Lanes x[kAtOnce];
+        for (int v = 0; v < kAtOnce; ++v) x[v] = load(at + v * kWidth);
+#pragma GCC unroll 8
+        for (int i = 0; i < kSome; ++i) {
+          const Lanes slope = broadcast(slopes[i * a_.group + m]);
+          for (int v = 0; v < kAtOnce; ++v) sums[i][v] += slope * x[v];
+        }
+      }
+      for (int i = 0; i < kSome; ++i)
+        for (int v = 0; v < kAtOnce; ++v) store(to + i * kPanel + v * kWidth, sums[i][v]);
+    }
   }
 
   // From the gradient of row / max(|row|, eps) to that of the row.
@@ -260,7 +340,7 @@ class TableGradient {
 
   const TableGradientArguments& a_;
   const Real* queries_;
-  const int64_t entries_, groups_;
+  const int64_t entries_, groups_, pitch_;
   const Named *named_, *end_;
 };
 
