@@ -1,6 +1,6 @@
 """What it brings to draw negatives, and to find the rows of packing, one batch ahead.
 
-    python benchmarks/offload.py [--steps 12] [--rounds 7] [--json FILE]
+    python benchmarks/offload.py [--steps 12] [--rounds 7] [--items 20000] [--json FILE]
 
 `sampling`: negatives by popularity, without replacement, deduplicated, hits masked; as many groups of them as make that
 part as long as the rest of the step. `packing`: a padded transformer, whose rows are found in the prologue. Ways to run
@@ -12,7 +12,8 @@ the same training steps, in turns, medians of wall time with one thread for the 
 
 Losses of `before` and `ahead` are compared bit by bit over a whole training run. Measured on the machine at hand. The
 last way needs two free cores: where others take them, the processor time of the training thread still says what it is
-spared, and the share of the others is printed.
+spared, and the share of the others is printed. Cores share memory as well: weights of more items than a cache holds
+are read from it by both threads, which then wait for each other (--items 50000).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from torch import Tensor, nn
 import turbogr_compile
 from turbogr_compile.runtime import draws
 
-ITEMS, DIM, NEGATIVES = 50_000, 96, 16
+DIM, NEGATIVES = 96, 16
 ROWS, LENGTH = 16, 48
 Step = Callable[[Any], Tensor]
 
@@ -42,9 +43,9 @@ Step = Callable[[Any], Tensor]
 class Tower(nn.Module):
     """A few causal transformer layers over padded sequences of items."""
 
-    def __init__(self, layers: int = 3) -> None:
+    def __init__(self, items: int, layers: int = 3) -> None:
         super().__init__()
-        self.items = nn.Embedding(ITEMS, DIM, padding_idx=0)
+        self.items = nn.Embedding(items, DIM, padding_idx=0)
         self.mix = nn.ModuleList(nn.Linear(DIM, 3 * DIM) for _ in range(layers))
         self.up = nn.ModuleList(nn.Linear(DIM, 8 * DIM) for _ in range(layers))
         self.down = nn.ModuleList(nn.Linear(8 * DIM, DIM) for _ in range(layers))
@@ -63,10 +64,10 @@ class Tower(nn.Module):
 class Sampled(Tower):
     """Loss against groups of negatives that are drawn by popularity, one group for so many sequences."""
 
-    def __init__(self, groups: int) -> None:
-        super().__init__()
+    def __init__(self, items: int, groups: int) -> None:
+        super().__init__(items)
         self.groups = groups
-        self.register_buffer("popularity", 1 / torch.arange(1.0, ITEMS + 1) ** 0.75)
+        self.register_buffer("popularity", 1 / torch.arange(1.0, items + 1) ** 0.75)
 
     def draw(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         drawn = torch.multinomial(self.popularity.expand(self.groups, -1), NEGATIVES)
@@ -92,9 +93,9 @@ class Full(Tower):
         return F.cross_entropy(logits.flatten(0, 1), (ids[:, 1:] % 2000).flatten(), ignore_index=0)
 
 
-def padded(count: int) -> list[Tensor]:
+def padded(count: int, items: int) -> list[Tensor]:
     g = torch.Generator().manual_seed(1)
-    ids = torch.randint(1, ITEMS, (count, ROWS, LENGTH), generator=g)
+    ids = torch.randint(1, items, (count, ROWS, LENGTH), generator=g)
     lengths = torch.randint(LENGTH // 4, LENGTH + 1, (count, ROWS, 1), generator=g)
     return list(ids * (torch.arange(LENGTH) < lengths))
 
@@ -122,11 +123,11 @@ def clock(run: Callable[[], Any], calls: int = 5) -> float:
     return statistics.median(once() for _ in range(calls))
 
 
-def balanced_groups(batch: Tensor) -> int:
+def balanced_groups(items: int) -> int:
     """As many groups as make sampling as long as the rest, which has their scores to compute."""
-    groups = 16
+    batch, groups = padded(1, items)[0], 16
     for _ in range(3):
-        model = Sampled(groups)
+        model = Sampled(items, groups)
         drawn = model.draw(batch[:, 1:])
         sampling = clock(lambda model=model: model.draw(batch[:, 1:]))
         model.draw = lambda ids, drawn=drawn: drawn  # type: ignore[method-assign]
@@ -139,7 +140,7 @@ def balanced_groups(batch: Tensor) -> int:
 
 def compare(model: nn.Module, ways: dict[str, tuple[Step, Callable[[Any], Any]]], args: argparse.Namespace) -> dict:
     """Medians per step, and whether the losses of two ways are the same."""
-    batches = padded(args.steps)
+    batches = padded(args.steps, args.items)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     start = {k: v.clone() for k, v in model.state_dict().items()}
     losses, thread = {}, {name: list[float]() for name in ways}
@@ -165,21 +166,22 @@ def compare(model: nn.Module, ways: dict[str, tuple[Step, Callable[[Any], Any]]]
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
-    groups = args.groups or balanced_groups(padded(1)[0])
+    groups = args.groups or balanced_groups(args.items)
     say(f"{groups} groups of {NEGATIVES} negatives")
     torch.manual_seed(0)
-    model = Sampled(groups)
+    model = Sampled(args.items, groups)
     inside = turbogr_compile.compile(model.loss)
     cut = turbogr_compile.compile(model.loss, passes=["offload-sampling"], expect={"offload-sampling": ">=1"})
     ways = {"in the graph": (inside, list), "before": (cut, list), "ahead": (cut, turbogr_compile.ahead)}
     found = compare(model, ways, args)
-    alone = clock(lambda: model.draw(padded(1)[0][:, 1:]))
+    batch = padded(1, args.items)[0]
+    alone = clock(lambda: model.draw(batch[:, 1:]))
     return {"groups": groups, "seconds of sampling alone": alone, **found}
 
 
 def packing(args: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
-    model = Full()
+    model = Full(args.items)
     step = turbogr_compile.compile(model.loss)
     return compare(model, {"before": (step, list), "ahead": (step, turbogr_compile.ahead)}, args)
 
@@ -188,6 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--items", type=int, default=20_000, help="that negatives are drawn from")
     parser.add_argument("--groups", type=int, default=0, help="of negatives; 0 to find out")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
