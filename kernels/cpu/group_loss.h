@@ -130,7 +130,8 @@ class GroupLoss {
     for (int64_t c = 0; c < width_; c += kLane)
       for (int64_t k = 0; k < depth_; ++k)
         for (int64_t m = c; m < std::min<int64_t>(members_, c + kLane); ++m)
-          room_.query[c * wide_ + k / 2 * kWide + 2 * (m - c) + k % 2] = Real(a.scale) * a.query[(first_ + m) * depth_ + k];
+          room_.query[c * wide_ + k / 2 * kWide + 2 * (m - c) + k % 2] =
+              Real(a.scale) * a.query[(first_ + m) * depth_ + k];
   }
 
   void run(std::vector<int64_t>& hits) {
@@ -164,7 +165,8 @@ class GroupLoss {
     approach(entry, count);
     for (int64_t i = 0; i < count; i += kTall)
       for (int64_t c = 0; c < width_; c += kLane)
-        logit_tile(wide_, near_ + i, room_.query + c * wide_, shares_ + i * width_ + c, width_, later_ + kRows / 2 + i / 2);
+        logit_tile(wide_, near_ + i, room_.query + c * wide_, shares_ + i * width_ + c, width_,
+                   later_ + kRows / 2 + i / 2);
     if (!rows_.have_factors()) return;
     for (int64_t i = 0; i < count; ++i) factors_[i] = rows_.factor(entry + i);
     times_factors(count);

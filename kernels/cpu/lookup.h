@@ -1,4 +1,4 @@
-// TableRows of a large table that are asked for by number: where they lie, what they are multiplied with, and their sums.
+// Rows of a large table that are asked for by number: where they lie, what they are multiplied with, and their sums.
 #pragma once
 
 #include <cmath>
