@@ -35,7 +35,7 @@ from torch import Tensor, nn
 import turbogr_compile
 from turbogr_compile.runtime import draws
 
-DIM, NEGATIVES = 96, 16
+DIM, NEGATIVES, FEW = 96, 16, 2000
 ROWS, LENGTH = 16, 48
 Step = Callable[[Any], Tensor]
 
@@ -89,8 +89,8 @@ class Full(Tower):
     """Loss against a part of the catalogue that is small enough to take whole."""
 
     def loss(self, ids: Tensor) -> Tensor:
-        logits = self(ids)[:, :-1] @ self.items.weight[:2000].T
-        return F.cross_entropy(logits.flatten(0, 1), (ids[:, 1:] % 2000).flatten(), ignore_index=0)
+        logits = self(ids)[:, :-1] @ self.items.weight[:FEW].T
+        return F.cross_entropy(logits.flatten(0, 1), (ids[:, 1:] % FEW).flatten(), ignore_index=0)
 
 
 def padded(count: int, items: int) -> list[Tensor]:
@@ -194,6 +194,8 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=0, help="of negatives; 0 to find out")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.items < FEW:
+        parser.error(f"--items takes {FEW} or more, not {args.items}")
     torch.set_num_threads(1)
     neighbours = Neighbours()
     results: dict[str, Any] = {"machine": machine()}

@@ -167,7 +167,7 @@ def test_bits_do_not_depend_on_threads(group, kind):
 @COMPILED
 @pytest.mark.parametrize("count", [2, 3000])
 @pytest.mark.parametrize("group", [2, 8])
-def test_groups_that_are_met_often_sum_in_the_same_order(group, count):
+def test_windows_with_many_terms_of_a_group_or_of_a_row(group, count):
     """Windows with many terms of a group are sorted by it, but not where a row alone has too many of them."""
     positions, each, width = 16, 600, 70
     query, ids = torch.randn(positions, width), torch.randint(0, count, (positions, each))
@@ -180,7 +180,7 @@ def test_groups_that_are_met_often_sum_in_the_same_order(group, count):
     from turbogr_compile.kernels.table_gradient import table_gradient
 
     for of in (ops.lookup_table_gradient, table_gradient):
-        torch.testing.assert_close(of(*arguments).double(), exact, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(of(*arguments).double(), exact, rtol=1e-4, atol=1e-3 if count == 2 else 1e-4)
 
 
 # --- rows in place of the table's --------------------------------------------------------------------
