@@ -1,48 +1,11 @@
 // Gradient of a table whose rows were multiplied with queries: each row of it is written once.
 //
-// Entries (row, position) are sorted by row first, stably. Then each row of the result belongs to one thread, which
-// sums in the order of positions: the same bits for any number of threads, and rows that nobody names become zero in
-// the same pass.
-#include <vector>
-
-#include "lookup.h"
+// Entries are dealt to windows of rows first. Then each window of the result belongs to one thread, which sums in the
+// order of positions: the same bits for any number of threads, and rows that nobody names become zero in the same pass.
+#include "table_entries.h"
 
 namespace turbogr {
 namespace {
-
-struct TableGradientArguments {
-  const Real* slopes;      // entries x group: of the products of an entry's row with the queries of its group
-  const Real* own_slopes;  // positions, or null: of the products of a query with the row of its own
-  const Real* query;       // positions x depth
-  const void* table;       // limit x depth; read where eps is not below zero
-  const int64_t* ids;      // positions x each
-  const int64_t* own_ids;
-  void* result;
-  int64_t positions, each, depth, stride, limit, group, type, threads;
-  double eps;
-};
-
-struct Named {
-  uint32_t row, position;  // positions of own rows follow those of ids
-};
-
-// Numbers from `from` on, and as many again as room: the result lies in either.
-Named* sorted(Named* from, Named* to, int64_t count, uint32_t top) {
-  constexpr int digit = 11, values = 1 << digit;
-  for (int shift = 0; shift < 32 && (top >> shift) > 0; shift += digit) {
-    int64_t starts[values] = {};
-    for (int64_t i = 0; i < count; ++i) ++starts[(from[i].row >> shift) & (values - 1)];
-    int64_t start = 0;
-    for (int64_t& place : starts) {
-      const int64_t here = place;
-      place = start;
-      start += here;
-    }
-    for (int64_t i = 0; i < count; ++i) to[starts[(from[i].row >> shift) & (values - 1)]++] = from[i];
-    std::swap(from, to);
-  }
-  return from;
-}
 
 // Columns that are summed up together. Of all queries, these fit into the second cache.
 constexpr int kVectors = 8;
@@ -58,145 +21,222 @@ void pack_queries(const TableGradientArguments& a, Real* to) {
     }
 }
 
-// Neighbouring queries and the slopes of their products with one row.
+// Entries of one window.
+struct Entries {
+  const Named* named;
+  const Real* slopes;
+  uint32_t count;
+};
+
+// Rows are counted from the first of the window. A sum has entries up to `end` in the order of rows.
+struct Sum {
+  uint32_t row, end;
+};
+
+// An entry of a group, whose product is wanted.
 struct Term {
   const Real* slopes;
-  int32_t first, count, group;  // queries; own rows follow the last group
+  uint32_t query, row;
+};
+constexpr uint32_t kNoQuery = ~uint32_t(0);
+constexpr int kAtOnce = 4;  // terms of one group
+
+// Memory of a thread for one window.
+struct WindowRoom {
+  std::vector<uint32_t> starts;       // of rows, in `order`
+  std::vector<uint32_t> order;        // entries, or those that are not alone, by row
+  std::vector<uint32_t> unnamed;      // rows
+  std::vector<Sum> sums;              // rows
+  std::vector<Term> alone, together;  // by group: those of rows with one entry, and others
+  std::vector<Real> merged;           // slopes of entries
+  std::vector<Real> wide;             // sums that go through a norm
+  Scratch products;                   // of terms that are not alone, in one panel
+  size_t sum_count, unnamed_count;
 };
 
-// A row that has terms, those before `end`.
-struct Sum {
-  int64_t row, end;
-};
-
-// Rows of the result that are worked on together, panel by panel, while slopes are close.
-struct Window {
-  static constexpr int64_t kTerms = 1536;
-  std::vector<Term> terms, by_group;
-  std::vector<Sum> sums;
-  std::vector<Real> slopes;             // of by_group: they lie anywhere, and every panel reads them
-  std::vector<Real> wide;               // sums that go through a norm
-  std::vector<int32_t> starts, places;  // of groups; of terms in by_group
-  Scratch products;                     // of by_group, in one panel
-};
+template <typename T>
+T* room_for(std::vector<T>& of, size_t count) {
+  if (of.size() < count) of.resize(count);
+  return of.data();
+}
 
 template <typename S, bool kStream>
 class TableGradient {
  public:
-  TableGradient(const TableGradientArguments& a, const Real* queries, const Named* named, int64_t count)
-      : a_(a),
-        queries_(queries),
-        entries_(a.positions * a.each),
-        groups_((a.positions + a.group - 1) / a.group),
-        pitch_((a.depth + kPanel - 1) / kPanel * kPanel),
-        named_(named),
-        end_(named + count) {}
+  static constexpr int64_t kEntries = 3072;  // of a window: products that wait for others stay in the second cache
 
-  // Rows [row, last) of the result.
-  void rows(int64_t row, int64_t last) const {
-    Window& window = own<Window>();
-    const Named* next = std::lower_bound(named_, end_, row, [](const Named& n, int64_t row) { return n.row < row; });
-    const Named* end = std::lower_bound(next, end_, last, [](const Named& n, int64_t row) { return n.row < row; });
-    do {
-      next = open(next, end, window);
-      const int64_t until = next < end ? window.sums.back().row + 1 : last;
-      clear(row, until, window);
-      a_.eps < 0 ? add_up<false>(window) : add_up<true>(window);
-      row = until;
-    } while (next < end);
+  TableGradient(const TableGradientArguments& a, const Real* queries)
+      : a_(a), queries_(queries), pitch_((a.depth + kPanel - 1) / kPanel * kPanel) {}
+
+  void fill(const Window& window, const Named* named, const Real* slopes) const {
+    WindowRoom& room = own<WindowRoom>();
+    const int64_t count = window.end - window.begin;
+    const Entries entries{named + window.begin, slopes + window.begin * a_.group, uint32_t(count)};
+    const bool grouped = a_.group > 1 && count <= 2 * kEntries;
+    count_up(window, entries, grouped && a_.eps < 0 ? 2 : 1, room);
+    grouped ? split(window, entries, room) : sort(window, entries, room);
+    clear(window, room);
+    const Real* queries = queries_;
+    for (int64_t c = 0; c < a_.depth; c += kPanel, queries += a_.positions * kPanel) {
+      const Place place{(S*)a_.result + window.row * a_.depth + c, c};
+      if (grouped) {
+        write_alone(room.alone.data(), queries, place);
+        Real* const products = (Real*)room.products.room(size_t(count * kPanel) * sizeof(Real));
+        multiply(room.together.data(), queries, products);
+        add_products(products, room, place);
+      } else if (a_.group > 1) {
+        add_merged(entries, queries, room, place);
+      } else {
+        add_terms(entries, queries, room, place);
+      }
+    }
+    if (a_.eps >= 0) through_norms(window.row, room);
     if (kStream) stream_end();
   }
 
  private:
-  // Whole rows, and as many as there is room for, but one.
-  __attribute__((noinline)) const Named* open(const Named* next, const Named* last, Window& window) const {
-    const int64_t most = a_.eps < 0 ? Window::kTerms : Window::kTerms / 8;
-    const Named* end = next + std::min<int64_t>(most, last - next);
-    while (next < end && end < last && end->row == end[-1].row) ++end;
-    window.terms.resize(size_t(end - next));
-    window.sums.resize(size_t(end - next));
-    Term* terms = window.terms.data();
-    Sum* sums = window.sums.data();
-    int64_t count = 0, row = -1;
-    for (int64_t i = 0; next < end; ++next, ++i) {
-      count += next->row != row;  // a branch would be foreseen wrongly
-      row = next->row;
-      sums[count - 1] = {row, i + 1};
-      terms[i] = term_of(next->position);
+  // The window's first row, from a column on.
+  struct Place {
+    S* row;
+    int64_t column;
+  };
+
+  // Rows with `least` entries or more become sums; where the entries of others would start, is behind all entries.
+  // There are no branches: they would be foreseen wrongly.
+  __attribute__((noinline)) void count_up(const Window& window, const Entries& entries, uint32_t least,
+                                          WindowRoom& room) const {
+    const uint32_t first = uint32_t(window.row), rows = uint32_t(window.last - window.row);
+    uint32_t *starts = room_for(room.starts, rows), *unnamed = room_for(room.unnamed, rows);
+    Sum* sums = room_for(room.sums, rows);
+    std::fill_n(starts, rows, 0);
+    for (uint32_t i = 0; i < entries.count; ++i) ++starts[entries.named[i].row - first];
+    uint32_t start = 0, sum_count = 0, unnamed_count = 0;
+    for (uint32_t row = 0; row < rows; ++row) {
+      const uint32_t count = starts[row], summed = count >= least, mask = 0 - summed;
+      starts[row] = (start & mask) | (entries.count & ~mask);
+      start += count & mask;
+      sums[sum_count] = {row, start};
+      sum_count += summed;
+      unnamed[unnamed_count] = row;
+      unnamed_count += count == 0;
     }
-    window.sums.resize(size_t(count));
-    return end;
+    room.sum_count = sum_count;
+    room.unnamed_count = unnamed_count;
   }
 
-  TURBOGR_INLINE Term term_of(uint32_t position) const {
-    if (position >= entries_)
-      return {a_.own_slopes + (position - entries_), int32_t(position - entries_), 1, int32_t(groups_)};
-    const Real* slopes = a_.slopes + int64_t(position) * a_.group;
-    __builtin_prefetch(slopes);
-    const uint32_t group = position / uint32_t(a_.each * a_.group);
-    const int64_t first = group * a_.group;
-    return {slopes, int32_t(first), int32_t(std::min(a_.group, a_.positions - first)), int32_t(group)};
+  // Entries by row, stably.
+  __attribute__((noinline)) void sort(const Window& window, const Entries& entries, WindowRoom& room) const {
+    const uint32_t first = uint32_t(window.row);
+    uint32_t *starts = room.starts.data(), *order = room_for(room.order, entries.count);
+    for (uint32_t i = 0; i < entries.count; ++i) order[starts[entries.named[i].row - first]++] = i;
+  }
+
+  // Entries of no sum, which are alone in their rows, and the others: both in the order of groups, as they come. These
+  // by row, too.
+  __attribute__((noinline)) void split(const Window& window, const Entries& entries, WindowRoom& room) const {
+    const uint32_t first = uint32_t(window.row);
+    uint32_t *starts = room.starts.data(), *order = room_for(room.order, entries.count + 1);
+    Term* alone = room_for(room.alone, entries.count + kAtOnce);
+    Term* together = room_for(room.together, entries.count + kAtOnce);
+    uint32_t alone_count = 0, together_count = 0;
+    const Real* slopes = entries.slopes;
+    for (uint32_t i = 0; i < entries.count; ++i, slopes += a_.group) {
+      const Named entry = entries.named[i];
+      const uint32_t row = entry.row - first, at = starts[row]++;
+      order[at] = together_count;
+      alone[alone_count] = {slopes, entry.query, row};
+      together[together_count] = {slopes, entry.query, row};
+      alone_count += at == entries.count;
+      together_count += at != entries.count;
+    }
+    for (int i = 0; i < kAtOnce; ++i) alone[alone_count + i].query = together[together_count + i].query = kNoQuery;
   }
 
   // Rows that nobody names.
-  __attribute__((noinline)) void clear(int64_t row, int64_t until, const Window& window) const {
-    const Sum* named = window.sums.data();
-    const Sum* end = named + window.sums.size();
-    S* to = (S*)a_.result + row * a_.depth;
-    for (; row < until; ++row, to += a_.depth) {
-      if (named < end && named->row == row) {
-        ++named;
-      } else {
-        clear_row(to);
-      }
-    }
-  }
-
-  TURBOGR_INLINE void clear_row(S* to) const {
-    int64_t c = 0;
-    for (; c + kPanel <= a_.depth; c += kPanel)
-      for (int v = 0; v < kVectors; ++v) put(to + c + v * kWidth, Lanes{}, Whole{});
-    across(a_.depth - c, [&](int64_t at, auto cut) { put(to + c + at, Lanes{}, cut); });
-  }
-
-  template <bool kNorm>
-  void add_up(Window& window) const {
-    if (kNorm) window.wide.resize(window.sums.size() * size_t(pitch_));
-    // Terms of a group that follow each other find their queries in the first cache. Those of one row do anyway.
-    const int64_t terms = int64_t(window.terms.size());
-    const bool grouped = a_.group > 1 && terms > 2 * groups_ && terms <= 2 * Window::kTerms;
-    if (grouped) sort_by_group(window);
-    const Real* queries = queries_;
-    for (int64_t c = 0; c < a_.depth; c += kPanel, queries += a_.positions * kPanel) {
-      if (a_.group == 1) {
-        add_terms<kNorm>(window, queries, c);
-      } else if (grouped) {
-        const Real* products = multiply(window, queries);
-        add_products<kNorm>(window, c, [&](size_t term) { return products + window.places[term] * kPanel; });
-      } else {
-        Real product[kPanel];
-        add_products<kNorm>(window, c, [&](size_t term) {
-          const Term& t = window.terms[term];
-          multiply_tile<1>(t.count, t.slopes, queries + t.first * kPanel, product);
-          return product;
-        });
-      }
-    }
-    if (!kNorm) return;
-    for (size_t i = 0; i < window.sums.size(); ++i) through_norm(window.sums[i].row, window.wide.data() + i * pitch_);
-  }
-
-  // Writes the sums of one row in columns [c, c + kPanel). Sums stay in registers where compilers see at once that
-  // their numbers are constants: hence the unrolling, here and below.
-  template <bool kNorm>
-  TURBOGR_INLINE void finish(Window& window, size_t number, int64_t c, const Lanes (&sums)[kVectors]) const {
-    if constexpr (kNorm) {
+  __attribute__((noinline)) void clear(const Window& window, const WindowRoom& room) const {
+    for (size_t i = 0; i < room.unnamed_count; ++i) {
+      S* to = (S*)a_.result + (window.row + room.unnamed[i]) * a_.depth;
+      int64_t c = 0;
+      for (; c + kPanel <= a_.depth; c += kPanel)
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) store(window.wide.data() + number * pitch_ + c + v * kWidth, sums[v]);
-      return;
+        for (int v = 0; v < kVectors; ++v) put(to + c + v * kWidth, Lanes{}, Whole{});
+      across(a_.depth - c, [&](int64_t at, auto cut) { put(to + c + at, Lanes{}, cut); });
     }
-    S* to = (S*)a_.result + window.sums[number].row * a_.depth + c;
-    const int64_t width = a_.depth - c;
+  }
+
+  // Rows are written a panel at a time: memory takes single lines of several rows in turns much more slowly.
+  __attribute__((noinline)) void write_alone(const Term* term, const Real* queries, Place place) const {
+    Real products[kAtOnce * kPanel];
+    while (term->query != kNoQuery) {
+      const int some = multiply_some(term, queries, products);
+      for (const Real* product = products; product < products + some * kPanel; product += kPanel, ++term) {
+        Lanes sums[kVectors];
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) sums[v] = load(product + v * kWidth);
+        write(place.row + term->row * a_.depth, a_.depth - place.column, sums);
+      }
+    }
+  }
+
+  __attribute__((noinline)) void multiply(const Term* term, const Real* queries, Real* products) const {
+    while (term->query != kNoQuery) {
+      const int some = multiply_some(term, queries, products);
+      term += some, products += some * kPanel;
+    }
+  }
+
+  // Products of the next terms of a group, and how many: they find their queries in the first cache.
+  TURBOGR_INLINE int multiply_some(const Term* term, const Real* queries, Real* products) const {
+    int some = 1;
+    while (some < kAtOnce && term[some].query == term->query) ++some;
+    if (some == kAtOnce) {
+      tile<kAtOnce>(term, queries, products);
+    } else if (some >= 2) {
+      some = 2;
+      tile<2>(term, queries, products);
+    } else {
+      tile<1>(term, queries, products);
+    }
+    return some;
+  }
+
+  // Products of kSome terms of one group. Sums stay in registers where compilers see at once that their numbers are
+  // constants: hence the unrolling, here and below.
+  template <int kSome>
+  TURBOGR_INLINE void tile(const Term* term, const Real* queries, Real* products) const {
+    constexpr int kWide = kVectors / kSome;
+    const int32_t count = members(term->query);
+    const Real *query = queries + (term->query & ~kOwn) * kPanel, *slopes[kSome];
+    for (int i = 0; i < kSome; ++i) slopes[i] = term[i].slopes;
+#pragma GCC unroll 8
+    for (int c = 0; c < kPanel; c += kWide * kWidth) {
+      Lanes sums[kSome][kWide];
+#pragma GCC unroll 8
+      for (int i = 0; i < kSome; ++i)
+#pragma GCC unroll 8
+        for (int v = 0; v < kWide; ++v) sums[i][v] = Lanes{};
+      const Real* at = query + c;
+#pragma GCC unroll 2
+      for (int32_t m = 0; m < count; ++m, at += kPanel) {
+        Lanes x[kWide];
+        for (int v = 0; v < kWide; ++v) x[v] = load(at + v * kWidth);
+#pragma GCC unroll 8
+        for (int i = 0; i < kSome; ++i) {
+          const Lanes slope = broadcast(slopes[i][m]);
+          for (int v = 0; v < kWide; ++v) sums[i][v] += slope * x[v];
+        }
+      }
+      for (int i = 0; i < kSome; ++i)
+        for (int v = 0; v < kWide; ++v) store(products + i * kPanel + c + v * kWidth, sums[i][v]);
+    }
+  }
+
+  TURBOGR_INLINE int32_t members(uint32_t query) const {
+    return query >= kOwn ? 1 : int32_t(std::min(a_.group, a_.positions - query));
+  }
+
+  // Sums of one panel of a row, which goes on for `width` columns.
+  static TURBOGR_INLINE void write(S* to, int64_t width, const Lanes (&sums)[kVectors]) {
     if (width >= kPanel) {
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) put(to + v * kWidth, sums[v], Whole{});
@@ -213,105 +253,77 @@ class TableGradient {
     }
   }
 
-  // Terms of one query each.
-  template <bool kNorm>
-  __attribute__((noinline)) void add_terms(Window& window, const Real* queries, int64_t c) const {
-    const Term* term = window.terms.data();
-    for (size_t i = 0; i < window.sums.size(); ++i) {
+  // add(entries, end, sums) for each sum, with its entries.
+  template <typename Add>
+  TURBOGR_INLINE void each_sum(WindowRoom& room, Place place, Add add) const {
+    if (a_.eps >= 0) room_for(room.wide, room.sum_count * size_t(pitch_));
+    const uint32_t *order = room.order.data(), *next = order;
+    for (size_t i = 0; i < room.sum_count; ++i) {
       Lanes sums[kVectors];
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) sums[v] = Lanes{};
-      const Term* end = window.terms.data() + window.sums[i].end;
-      do {
-        const Real* query = queries + term->first * kPanel;
-        const Lanes slope = broadcast(*term->slopes);
+      const uint32_t* end = order + room.sums[i].end;
+      add(next, end, sums);
+      next = end;
+      if (a_.eps < 0) {
+        write(place.row + room.sums[i].row * a_.depth, a_.depth - place.column, sums);
+        continue;
+      }
+      Real* to = room.wide.data() + int64_t(i) * pitch_ + place.column;
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) sums[v] += slope * load(query + v * kWidth);
-      } while (++term < end);
-      finish<kNorm>(window, i, c, sums);
+      for (int v = 0; v < kVectors; ++v) store(to + v * kWidth, sums[v]);
     }
   }
 
-  // In the order of terms, which is that of groups.
-  template <bool kNorm, typename Product>
-  TURBOGR_INLINE void add_products(Window& window, int64_t c, Product product_of) const {
-    size_t term = 0;
-    for (size_t i = 0; i < window.sums.size(); ++i) {
-      Lanes sums[kVectors];
-      const Real* product = product_of(term);
+  __attribute__((noinline)) void add_products(const Real* products, WindowRoom& room, Place place) const {
+    each_sum(room, place, [&](const uint32_t* entry, const uint32_t* end, auto& sums) __attribute__((always_inline)) {
+      do {
+        const Real* product = products + *entry * kPanel;
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sums[v] = load(product + v * kWidth);
-      while (int64_t(++term) < window.sums[i].end) {
-        product = product_of(term);
+        for (int v = 0; v < kVectors; ++v) sums[v] += load(product + v * kWidth);
+      } while (++entry < end);
+    });
+  }
+
+  // Entries of one query each.
+  __attribute__((noinline)) void add_terms(const Entries& entries, const Real* queries, WindowRoom& room,
+                                           Place place) const {
+    each_sum(room, place, [&](const uint32_t* entry, const uint32_t* end, auto& sums) __attribute__((always_inline)) {
+      do {
+        const Real* query = queries + entries.named[*entry].query * kPanel;
+        const Lanes slope = broadcast(entries.slopes[*entry]);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) sums[v] += slope * load(query + v * kWidth);
+      } while (++entry < end);
+    });
+  }
+
+  // Where rows have many entries, those of the same group are multiplied as one.
+  __attribute__((noinline)) void add_merged(const Entries& entries, const Real* queries, WindowRoom& room,
+                                            Place place) const {
+    Real* slopes = room_for(room.merged, size_t(a_.group));
+    each_sum(room, place, [&](const uint32_t* entry, const uint32_t* end, auto& sums) __attribute__((always_inline)) {
+      while (entry < end) {
+        const Term term{slopes, entries.named[*entry].query, 0};
+        const int32_t count = members(term.query);
+        std::fill_n(slopes, count, Real(0));
+        do {
+          const Real* more = entries.slopes + *entry * a_.group;
+          across(count, [&](int64_t at, auto cut) {
+            store_lanes(slopes + at, load_lanes(slopes + at, cut) + load_lanes(more + at, cut), cut);
+          });
+        } while (++entry < end && entries.named[*entry].query == term.query);
+        Real product[kPanel];
+        tile<1>(&term, queries, product);
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) sums[v] += load(product + v * kWidth);
       }
-      finish<kNorm>(window, i, c, sums);
-    }
+    });
   }
 
-  __attribute__((noinline)) void sort_by_group(Window& window) const {
-    window.starts.assign(size_t(groups_) + 2, 0);
-    for (const Term& t : window.terms) ++window.starts[size_t(t.group) + 1];
-    for (size_t g = 0; g < size_t(groups_); ++g) window.starts[g + 1] += window.starts[g];
-    window.by_group.resize(window.terms.size());
-    window.places.resize(window.terms.size());
-    window.slopes.resize(window.terms.size() * size_t(a_.group));
-    for (size_t i = 0; i < window.terms.size(); ++i) {
-      const Term& t = window.terms[i];
-      const int32_t place = window.places[i] = window.starts[size_t(t.group)]++;
-      Real* slopes = window.slopes.data() + place * a_.group;
-      across(t.count, [&](int64_t at, auto cut) { store_lanes(slopes + at, load_lanes(t.slopes + at, cut), cut); });
-      window.by_group[size_t(place)] = t;
-    }
-  }
-
-  // What terms of by_group add to their rows, several of a group at a time.
-  __attribute__((noinline)) const Real* multiply(Window& window, const Real* queries) const {
-    Real* products = (Real*)window.products.room(window.terms.size() * kPanel * sizeof(Real));
-    Real* to = products;
-    const Real* slopes = window.slopes.data();
-    const Term* end = window.by_group.data() + window.by_group.size();
-    for (const Term* t = window.by_group.data(); t < end;) {
-      const Real* query = queries + t->first * kPanel;
-      int64_t some = 1;
-      while (some < 4 && t + some < end && t[some].first == t->first && t[some].count == t->count) ++some;
-      if (some == 4) {
-        multiply_tile<4>(t->count, slopes, query, to);
-      } else if (some >= 2) {
-        multiply_tile<2>(t->count, slopes, query, to);
-        some = 2;
-      } else {
-        multiply_tile<1>(t->count, slopes, query, to);
-      }
-      t += some, slopes += some * a_.group, to += some * kPanel;
-    }
-    return products;
-  }
-
-  template <int kSome>
-  TURBOGR_INLINE void multiply_tile(int32_t count, const Real* slopes, const Real* query, Real* to) const {
-    constexpr int kAtOnce = kVectors / kSome;  // vectors
-    for (int c = 0; c < kVectors; c += kAtOnce, query += kAtOnce * kWidth, to += kAtOnce * kWidth) {
-      Lanes sums[kSome][kAtOnce];
-#pragma GCC unroll 8
-      for (int i = 0; i < kSome; ++i)
-#pragma GCC unroll 8
-        for (int v = 0; v < kAtOnce; ++v) sums[i][v] = Lanes{};
-      const Real* at = query;
-#pragma GCC unroll 2
-      for (int32_t m = 0; m < count; ++m, at += kPanel) {
-        Lanes x[kAtOnce];
-        for (int v = 0; v < kAtOnce; ++v) x[v] = load(at + v * kWidth);
-#pragma GCC unroll 8
-        for (int i = 0; i < kSome; ++i) {
-          const Lanes slope = broadcast(slopes[i * a_.group + m]);
-          for (int v = 0; v < kAtOnce; ++v) sums[i][v] += slope * x[v];
-        }
-      }
-      for (int i = 0; i < kSome; ++i)
-        for (int v = 0; v < kAtOnce; ++v) store(to + i * kPanel + v * kWidth, sums[i][v]);
-    }
+  void through_norms(int64_t row, const WindowRoom& room) const {
+    for (size_t i = 0; i < room.sum_count; ++i)
+      through_norm(row + room.sums[i].row, room.wide.data() + int64_t(i) * pitch_);
   }
 
   // From the gradient of row / max(|row|, eps) to that of the row.
@@ -340,27 +352,29 @@ class TableGradient {
 
   const TableGradientArguments& a_;
   const Real* queries_;
-  const int64_t entries_, groups_, pitch_;
-  const Named *named_, *end_;
+  const int64_t pitch_;
 };
 
 constexpr int64_t kMuch = int64_t(16) << 20;  // bytes that no cache keeps for whoever reads next
 
 template <typename S, bool kStream>
-void fill(const TableGradientArguments& a, const Real* queries, const Named* named, int64_t count) {
-  const TableGradient<S, kStream> gradient(a, queries, named, count);
-  const int64_t work = (a.limit + count * a.group) * a.depth;
-  const int64_t tasks = std::min(std::max<int64_t>(1, work / kChunk), 64 * a.threads);
-  for_rows(a.limit, (a.limit + tasks - 1) / tasks, a.threads,
-           [&](int64_t first, int64_t last) { gradient.rows(first, last); });
+void fill(const TableGradientArguments& a, const Real* queries) {
+  using Gradient = TableGradient<S, kStream>;
+  const Gradient gradient(a, queries);
+  const int64_t work = (a.limit + a.positions * a.each * a.group) * a.depth;
+  const int64_t threads = std::min(a.threads, std::max<int64_t>(1, work / kChunk));
+  TableEntries& windows = own<TableEntries>();
+  windows.open(a, threads, a.eps < 0 ? Gradient::kEntries : Gradient::kEntries / 16);
+  while (windows.deal())
+    parallel_for(windows.count(), threads,
+                 [&](int64_t i) { gradient.fill(windows[i], windows.entries(), windows.slopes()); });
 }
 
 template <typename S>
-void run(const TableGradientArguments& a, const Real* queries, const Named* named, int64_t count) {
+void run(const TableGradientArguments& a, const Real* queries) {
   const int64_t bytes = a.limit * a.depth * int64_t(sizeof(S));
   const bool aligned = a.depth % kWidth == 0 && uintptr_t(a.result) % kVectorBytes == 0;
-  bytes > kMuch && aligned ? fill<S, std::is_same_v<S, Real>>(a, queries, named, count)
-                           : fill<S, false>(a, queries, named, count);
+  bytes > kMuch && aligned ? fill<S, std::is_same_v<S, Real>>(a, queries) : fill<S, false>(a, queries);
 }
 
 }  // namespace
@@ -369,21 +383,14 @@ extern "C" const char* turbogr_table_gradient(const TableGradientArguments* a) {
   const int64_t entries = a->positions * a->each, own = a->own_ids == nullptr ? 0 : a->positions;
   if (const char* error = require_rows(a->ids, entries, a->limit, "ids")) return error;
   if (const char* error = require_rows(a->own_ids, own, a->limit, "own_ids")) return error;
-  if (entries + own > UINT32_MAX || a->limit > UINT32_MAX)
-    return failure("lookup_table_gradient: more than 2^32 entries or rows");
+  if (entries + own > UINT32_MAX || a->limit > UINT32_MAX || a->positions >= kOwn)
+    return failure("lookup_table_gradient: more than 2^32 entries or rows, or 2^31 positions");
   if (a->limit == 0 || a->depth == 0) return nullptr;
-  static thread_local Scratch scratch;
-  Named* named = (Named*)scratch.room(size_t(2 * (entries + own)) * sizeof(Named));
-  for (int64_t i = 0; i < entries; ++i) named[i] = {uint32_t(a->ids[i]), uint32_t(i)};
-  for (int64_t t = 0; t < own; ++t) named[entries + t] = {uint32_t(a->own_ids[t]), uint32_t(entries + t)};
-  named = sorted(named, named + entries + own, entries + own, uint32_t(a->limit - 1));
   static thread_local Scratch panels;
   const int64_t columns = (a->depth + kPanel - 1) / kPanel * kPanel;
   Real* queries = (Real*)panels.room(size_t(a->positions * columns) * sizeof(Real));
   pack_queries(*a, queries);
-  return for_storage(a->type, [&](auto* storage) {
-    run<std::remove_pointer_t<decltype(storage)>>(*a, queries, named, entries + own);
-  });
+  return for_storage(a->type, [&](auto* storage) { run<std::remove_pointer_t<decltype(storage)>>(*a, queries); });
 }
 
 }  // namespace turbogr

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from turbogr_compile.kernels import lookup_dot as module
-from turbogr_compile.kernels import table_gradient
 
 from .layouts import COMPILED, LAYOUTS, threads
 
@@ -114,32 +113,6 @@ def test_bits_do_not_depend_on_threads(eps):
             found = ops.lookup_dot_backward(grad, query, table, ids, eps, [True, True])
             results.append([ops.lookup_dot(query, table, ids, eps), *found])
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
-
-
-def test_sums_of_a_row_are_in_the_order_of_entries():
-    query, ids = torch.randn(50, 16), torch.randint(0, 7, (50, 40))
-    slopes = torch.randn(50, 40)
-    exact = torch.zeros(7, 16)
-    for t in range(50):
-        for k in range(40):
-            exact[ids[t, k]] = torch.addcmul(
-                exact[ids[t, k]].double(), slopes[t, k].double(), query[t].double()
-            ).float()
-    found = ops.lookup_table_gradient(slopes.view(-1, 1), None, query, torch.zeros(7, 16), ids, None, 1, -1.0)
-    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
-    rows = table_gradient.table_gradient(slopes.view(-1, 1), None, query, torch.zeros(7, 16), ids, None, 1, -1.0)
-    torch.testing.assert_close(rows, exact, rtol=1e-4, atol=1e-4)
-
-
-@COMPILED
-def test_a_large_gradient_is_written_whole():
-    """Past the caches, where it is larger than they are; memory that held something else before."""
-    count, width = 40_000, 128
-    torch.full((count, width), float("nan"))
-    query, ids, slopes = torch.randn(3, width), torch.randint(0, count, (3, 50)), torch.randn(150, 1)
-    found = ops.lookup_table_gradient(slopes, None, query, torch.empty(count, width), ids, None, 1, -1.0)
-    exact = torch.zeros(count, width).index_add_(0, ids.flatten(), slopes * query.repeat_interleave(50, 0))
-    torch.testing.assert_close(found, exact)
 
 
 @BOTH

@@ -164,25 +164,6 @@ def test_bits_do_not_depend_on_threads(group, kind):
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
-@COMPILED
-@pytest.mark.parametrize("count", [2, 3000])
-@pytest.mark.parametrize("group", [2, 8])
-def test_windows_with_many_terms_of_a_group_or_of_a_row(group, count):
-    """Windows with many terms of a group are sorted by it, but not where a row alone has too many of them."""
-    positions, each, width = 16, 600, 70
-    query, ids = torch.randn(positions, width), torch.randint(0, count, (positions, each))
-    slopes = torch.randn(positions * each, group)
-    own, own_slopes = torch.randint(0, count, (positions,)), torch.randn(positions)
-    arguments = slopes, own_slopes, query, torch.empty(count, width), ids, own, group, -1.0
-    exact = ops.lookup_table_gradient(
-        *(x.double() if torch.is_tensor(x) and x.is_floating_point() else x for x in arguments)
-    )
-    from turbogr_compile.kernels.table_gradient import table_gradient
-
-    for of in (ops.lookup_table_gradient, table_gradient):
-        torch.testing.assert_close(of(*arguments).double(), exact, rtol=1e-4, atol=1e-3 if count == 2 else 1e-4)
-
-
 # --- rows in place of the table's --------------------------------------------------------------------
 
 
