@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from models import Recommender, SASRec, ragged
 from torch import fx
-from turbogr_compile.passes import pack_rows
 
 import turbogr_compile
 from turbogr_compile import GraphRun, Instrument, Role, manager
+from turbogr_compile.passes import pack_rows
 
 MODELS = {"hstu": Recommender, "sasrec": SASRec}
 PARTS = ("analyse", "emit", "program", "refresh")

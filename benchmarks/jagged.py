@@ -10,8 +10,9 @@ from functools import cached_property
 import numpy as np
 import torch
 import torch.nn.functional as F
-import turbogr_compile.kernels  # noqa: F401  registers torch.ops.turbogr
 from torch import Tensor, nn
+
+import turbogr_compile.kernels  # noqa: F401  registers torch.ops.turbogr
 
 EVERYTHING_BEFORE = 2**62
 

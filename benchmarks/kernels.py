@@ -38,6 +38,7 @@ import steps
 import torch
 from measure import MALLOC, Neighbours, machine, say
 from plan import SIZES, Disagreement, Settings, Table
+
 from turbogr_compile.kernels.cpu.state import state
 
 TABLES = {table.name: table for table in (*attention.TABLES, *row_ops.TABLES, *steps.TABLES)}

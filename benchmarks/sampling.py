@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from measure import MALLOC, Effort, Neighbours, machine, say, seconds, system_share, take_turns
 from plan import require_same
 from torch import Tensor
+
 from turbogr_compile.kernels import half_rows
 
 ops = torch.ops.turbogr

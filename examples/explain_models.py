@@ -6,9 +6,9 @@ python examples/explain_models.py [hstu|sasrec|fuxi]
 import sys
 
 import torch
-from turbogr_compile.training.models import LAYERS, Recommender
 
 import turbogr_compile as turbogr
+from turbogr_compile.training.models import LAYERS, Recommender
 
 ITEMS, DIM, MAX_LEN = 1000, 64, 128
 

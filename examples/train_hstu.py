@@ -6,10 +6,10 @@ python examples/train_hstu.py
 import tempfile
 
 import torch
-from turbogr_compile.training.data import Batches, generate, open_histories
-from turbogr_compile.training.models import HSTULayer, Recommender
 
 import turbogr_compile as turbogr
+from turbogr_compile.training.data import Batches, generate, open_histories
+from turbogr_compile.training.models import HSTULayer, Recommender
 
 DIM, MAX_LEN, STEPS = 64, 128, 100
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from torch import Tensor
+
 from turbogr_compile.kernels.cpu.build import library
 
 # What only the C++ kernels promise.

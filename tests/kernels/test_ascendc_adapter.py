@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils import cpp_extension
+
 from turbogr_compile.kernels.jagged_attention import Inputs
 
 from .test_ascendc_names import ADAPTER, ASCENDC, OPS, of_definition, of_json, of_schema, type_of

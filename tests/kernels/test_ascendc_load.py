@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 import torch
+
 from turbogr_compile.kernels.ascendc import load as loading
 from turbogr_compile.kernels.ascendc.load import NotReady, load
 

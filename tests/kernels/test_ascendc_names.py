@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+
 import turbogr_compile.kernels  # noqa: F401  registers the ops
 
 ASCENDC = Path(__file__).resolve().parents[2] / "kernels" / "ascendc"

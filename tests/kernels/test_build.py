@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from turbogr_compile import doctor
 from turbogr_compile.kernels import declare
 from turbogr_compile.kernels.cpu import build, cache, state, toolchain
 from turbogr_compile.kernels.cpu.build import Recipe, load
 from turbogr_compile.kernels.cpu.cache import Cache
 from turbogr_compile.kernels.cpu.toolchain import Compiler, Unavailable
-
-from turbogr_compile import doctor
 
 from .test_jagged_attention import FULL, ragged
 

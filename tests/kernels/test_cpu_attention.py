@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from turbogr_compile.kernels.cpu.build import library
 from turbogr_compile.kernels.jagged_attention import DIFFERENTIABLE, Inputs
 from turbogr_compile.kernels.jagged_attention import attention as reference

@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import torch
-from turbogr_compile.kernels import declare, jagged_attention, rows, segment
 
 from turbogr_compile import kernels
+from turbogr_compile.kernels import declare, jagged_attention, rows, segment
 
 OPS = (
     "gather_rows",

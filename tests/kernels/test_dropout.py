@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from turbogr_compile.kernels.dropout import bits, gain, kept, mix
 
 COLUMNS = torch.arange(256)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from turbogr_compile.kernels import half_rows as module
 
 ops = torch.ops.turbogr

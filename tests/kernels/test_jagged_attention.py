@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from turbogr_compile.kernels import dropout
-from turbogr_compile.kernels.jagged_attention import DIFFERENTIABLE, Inputs
 
 from turbogr_compile import _torch
+from turbogr_compile.kernels import dropout
+from turbogr_compile.kernels.jagged_attention import DIFFERENTIABLE, Inputs
 
 ops = torch.ops.turbogr
 FAR = 2**62

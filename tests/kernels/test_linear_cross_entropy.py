@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from turbogr_compile.kernels import linear_cross_entropy as kernel
 
 from turbogr_compile import _torch
+from turbogr_compile.kernels import linear_cross_entropy as kernel
 
 ops = torch.ops.turbogr
 NAN, INF = torch.nan, torch.inf

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from turbogr_compile.kernels import lookup_dot as module
 
 from .layouts import COMPILED, LAYOUTS, threads

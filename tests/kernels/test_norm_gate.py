@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
-from turbogr_compile.kernels import norm_gate as module
 
 from turbogr_compile import _torch
+from turbogr_compile.kernels import norm_gate as module
 
 from .layouts import COMPILED, LAYOUTS, threads
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from turbogr_compile.kernels import sampled_loss as module
 
 from .layouts import COMPILED, threads

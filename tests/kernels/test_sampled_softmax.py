@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
-from turbogr_compile.kernels import sampled_softmax as kernel
 
 from turbogr_compile import _torch
+from turbogr_compile.kernels import sampled_softmax as kernel
 
 from .layouts import LAYOUTS
 

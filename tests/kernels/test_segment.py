@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from turbogr_compile.kernels import segment as module
 
 from turbogr_compile import _torch
+from turbogr_compile.kernels import segment as module
 
 from .layouts import COMPILED, LAYOUTS, threads
 

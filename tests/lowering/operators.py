@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
 from turbogr_compile.lowering._ge import graph, torchair
 from turbogr_compile.lowering._ge.dtypes import attribute_number
 from turbogr_compile.lowering._ge.interpreter import Interpreter

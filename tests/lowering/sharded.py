@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import Tensor, nn
+
 from turbogr_compile.lowering._ge import native
 
 ITEMS, WIDTH, LENGTH, BATCH = 40, 16, 12, 4

@@ -11,6 +11,7 @@ from torch._decomp import get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+
 from turbogr_compile.lowering._ge import graph, torchair
 
 aten = torch.ops.aten

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+
+import turbogr_compile
+from turbogr_compile.errors import TargetError
 from turbogr_compile.lowering import ascend_sim
 from turbogr_compile.lowering._ge import native, torchair
 from turbogr_compile.lowering.ascend import CANN
 from turbogr_compile.lowering.target import find_target
-
-import turbogr_compile
-from turbogr_compile.errors import TargetError
 
 from .simulator import needs_torchair
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from turbogr_compile.lowering._ge import native
 
 import turbogr_compile
 from turbogr_compile import specialize
+from turbogr_compile.lowering._ge import native
 from turbogr_compile.prologue import Unprovable, statistics
 from turbogr_compile.specialize import Specialized, open_size
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from turbogr_compile.lowering._ascend import simulation, tell
-from turbogr_compile.lowering._ge.check import Problem
-from turbogr_compile.lowering._ge.graph import Node
-from turbogr_compile.lowering._ge.kernels import KERNELS
-from turbogr_compile.lowering.target import BaseTarget, find_target
 
 import turbogr_compile
 from turbogr_compile import cli
 from turbogr_compile.errors import VerifyError
 from turbogr_compile.instrument import GraphRun, Instrument
+from turbogr_compile.lowering._ascend import simulation, tell
+from turbogr_compile.lowering._ge.check import Problem
+from turbogr_compile.lowering._ge.graph import Node
+from turbogr_compile.lowering._ge.kernels import KERNELS
+from turbogr_compile.lowering.target import BaseTarget, find_target
 from turbogr_compile.remarks import Remark, RemarkKind
 
 from ..turbogr_compile.test_view import BROWSER, look
@@ -163,9 +163,8 @@ class Talker(BaseTarget):
     """Runs the module as it is, and has something to say."""
 
     def lower(self, module, inputs, codegen, hooks):
-        from turbogr_compile.lowering.aot import aot
-
         from turbogr_compile import _torch
+        from turbogr_compile.lowering.aot import aot
 
         def compile_graph(graph, values, role):
             hooks.tell(role, [Remark(RemarkKind.MISSED, "said", "me", "a word")], {"listing": "one\ntwo\n"})

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
+
+import turbogr_compile
 from turbogr_compile.lowering._ge import native, torchair
 from turbogr_compile.lowering._ge.bisect import comparing
 from turbogr_compile.lowering._ge.graph import Graph, Node
 from turbogr_compile.lowering._ge.text import graph_text
-
-import turbogr_compile
 
 from .simulator import needs_torchair
 

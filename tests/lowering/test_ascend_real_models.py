@@ -12,9 +12,9 @@ import sys
 
 import pytest
 import torch
-from turbogr_compile.kernels.twin.launch import reports
 
 import turbogr_compile
+from turbogr_compile.kernels.twin.launch import reports
 
 from .simulator import needs_torchair
 

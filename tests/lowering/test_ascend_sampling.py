@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from turbogr_compile.lowering._ge import native
 
 from turbogr_compile.losses import sampled_losses
+from turbogr_compile.lowering._ge import native
 
 from .simulator import needs_torchair
 

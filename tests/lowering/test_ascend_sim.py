@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
 from turbogr_compile.kernels.twin.launch import reports
 from turbogr_compile.lowering._ge import native
 from turbogr_compile.lowering.target import find_target

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from turbogr_compile.lowering._ge import torchair
 from turbogr_compile.lowering._ge.graph import GraphError, from_proto
 from turbogr_compile.lowering._ge.interpreter import Interpreter

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from expecttest import assert_expected_inline
+
 from turbogr_compile.lowering._ge import bisect, dtypes, graph, prototypes, torchair
 from turbogr_compile.lowering._ge.check import certain, check, matched
 from turbogr_compile.lowering._ge.graph import GraphError

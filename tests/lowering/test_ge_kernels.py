@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+
 from turbogr_compile.lowering._ge.graph import GraphError
 from turbogr_compile.lowering._ge.kernels import BELIEFS, FAMILIES, KERNELS, collectives, registry
 from turbogr_compile.lowering._ge.kernels.random import packed, unpacked

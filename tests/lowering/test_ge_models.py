@@ -8,6 +8,7 @@ import gc
 import pytest
 import torch
 import torch.nn.functional as F
+
 from turbogr_compile.lowering._ge import graph, interpreter, native, prototypes, torchair
 from turbogr_compile.lowering._ge.prototypes import Attribute, Port, Prototype
 

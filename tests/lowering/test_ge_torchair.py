@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._decomp import decomposition_table
-from turbogr_compile.lowering._ge import torchair
 
 from turbogr_compile.errors import TargetError
+from turbogr_compile.lowering._ge import torchair
 
 from .simulator import Simulated, needs_torchair
 

@@ -9,11 +9,11 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch.distributed.distributed_c10d import _get_group_tag
-from turbogr_compile.lowering._ge.graph import Node
-from turbogr_compile.lowering._ge.kernels import KERNELS
 
 from tests.lowering.operators import run
 from tests.lowering.simulator import Simulated
+from turbogr_compile.lowering._ge.graph import Node
+from turbogr_compile.lowering._ge.kernels import KERNELS
 
 warnings.simplefilter("ignore")
 dist.init_process_group("gloo")

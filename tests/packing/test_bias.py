@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from turbogr_compile.passes._rows.bias import bucket_bounds, by_distance
 
 import turbogr_compile
 from turbogr_compile import Instrument, Role
+from turbogr_compile.passes._rows.bias import bucket_bounds, by_distance
 
 B, N, D, H = 5, 13, 8, 2  # no other size is a multiple of N
 PIPELINE = "remove-noops, fold-views, eliminate-common, pack-rows"

@@ -19,10 +19,10 @@ import torch
 from hypothesis import given, note, settings
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
-from turbogr_compile.passes._rows.analysis import analyse
 
 import turbogr_compile
 from turbogr_compile import GraphRun, Instrument, Step, _torch
+from turbogr_compile.passes._rows.analysis import analyse
 from turbogr_compile.prologue import statistics
 
 from .batches import SHAPES, Batch, batch

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from turbogr_compile.passes.fuse_embedding import fuse_embedding
 
+from turbogr_compile.passes.fuse_embedding import fuse_embedding
 from turbogr_compile.testing import assert_near_miss, assert_rewrites, assert_unchanged, rule_tests
 
 ops = torch.ops.turbogr

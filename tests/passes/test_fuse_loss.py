@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from turbogr_compile.passes.fuse_loss import FuseLoss
 
 import turbogr_compile
+from turbogr_compile.passes.fuse_loss import FuseLoss
 from turbogr_compile.shapes import real_inputs
 from turbogr_compile.testing import run_passes, trace_graph
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from turbogr_compile.passes.fuse_norm_gate import fuse_norm_gate, norm_gate, plain_norm_gate, scaled_norm_gate
 
+from turbogr_compile.passes.fuse_norm_gate import fuse_norm_gate, norm_gate, plain_norm_gate, scaled_norm_gate
 from turbogr_compile.testing import assert_near_miss, assert_rewrites, assert_unchanged, rule_tests
 
 ops = torch.ops.turbogr

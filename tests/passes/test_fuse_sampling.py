@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from turbogr_compile.passes._sampling import META
-from turbogr_compile.passes.fuse_sampling import FuseSampling
 
 import turbogr_compile
 from turbogr_compile.errors import PipelineError
 from turbogr_compile.instrument import Instrument
 from turbogr_compile.pass_base import Role
+from turbogr_compile.passes._sampling import META
+from turbogr_compile.passes.fuse_sampling import FuseSampling
 from turbogr_compile.shapes import real_inputs
 from turbogr_compile.testing import run_passes, trace_graph
 from turbogr_compile.text import graph_text

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from turbogr_compile.passes.fuse_sampling import FuseSampling
 
 from turbogr_compile.errors import PipelineError
 from turbogr_compile.losses import in_halves, sampled_losses
+from turbogr_compile.passes.fuse_sampling import FuseSampling
 from turbogr_compile.testing import run_passes, trace_graph
 
 T, V, K, D = 13, 29, 5, 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 import turbogr_compile.kernels  # noqa: F401  (registers the ops)
 
 ops = torch.ops.turbogr

@@ -7,10 +7,10 @@ import gc
 import pytest
 import torch
 import torch.nn.functional as F
-from turbogr_compile.passes._cut import seeded
 
 import turbogr_compile
 from turbogr_compile import Instrument
+from turbogr_compile.passes._cut import seeded
 
 aten = torch.ops.aten
 TABLE = torch.randn(30, 4, requires_grad=True)

@@ -12,9 +12,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor, fx
-from turbogr_compile.passes._rows.program import Examples
-from turbogr_compile.passes._schedule.costs import RATES, Costs
-from turbogr_compile.passes._schedule.play import peak
 
 from turbogr_compile import _torch
 from turbogr_compile.errors import PassError
@@ -24,6 +21,9 @@ from turbogr_compile.instrument import GraphRun
 from turbogr_compile.manager import Manager
 from turbogr_compile.options import Options
 from turbogr_compile.pass_base import Phase, Role, Vocabulary
+from turbogr_compile.passes._rows.program import Examples
+from turbogr_compile.passes._schedule.costs import RATES, Costs
+from turbogr_compile.passes._schedule.play import peak
 from turbogr_compile.streams import COMMUNICATION, HOST, put_on, stream_of
 from turbogr_compile.text import graph_text
 from turbogr_compile.timeline import timeline_svg, timeline_text

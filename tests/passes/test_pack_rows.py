@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from turbogr_compile.passes._rows import emit, rowwise
-from turbogr_compile.passes._rows.analysis import analyse
-from turbogr_compile.passes._rows.report import analysis_text
 
 import turbogr_compile
 from turbogr_compile import Instrument
+from turbogr_compile.passes._rows import emit, rowwise
+from turbogr_compile.passes._rows.analysis import analyse
+from turbogr_compile.passes._rows.report import analysis_text
 from turbogr_compile.testing import trace_graph
 
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from turbogr_compile.passes import fold_views, recognize_activations, simplify_masks
 
+from turbogr_compile.passes import fold_views, recognize_activations, simplify_masks
 from turbogr_compile.testing import assert_near_miss, assert_rewrites, assert_unchanged, rule_tests
 
 TestTransposeTwice = rule_tests(fold_views.transpose_twice)

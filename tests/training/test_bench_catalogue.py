@@ -7,10 +7,10 @@ import math
 from pathlib import Path
 
 import pytest
-from turbogr_compile.training.bench.catalogue import BENCHMARKS, PROVENANCES
-from turbogr_compile.training.bench.run import SCRIPTS
 
 from turbogr_compile import cli
+from turbogr_compile.training.bench.catalogue import BENCHMARKS, PROVENANCES
+from turbogr_compile.training.bench.run import SCRIPTS
 
 ROOT = Path(__file__).resolve().parents[2]
 # Written by `turbogr bench --size tiny --json`; renew it when a benchmark writes something else.

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from turbogr_compile import cli
 from turbogr_compile.training.bench import command, readers, run, views
 from turbogr_compile.training.bench.catalogue import Benchmark, Claim
 from turbogr_compile.training.report import words
-
-from turbogr_compile import cli
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 RECORDED = Path(__file__).with_name("bench_tiny.json")

@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from turbogr_compile.training.data import Batches, DataError, Histories
-from turbogr_compile.training.data.orders import ORDERS
 
 from turbogr_compile.errors import OptionError
 from turbogr_compile.runtime.balance import BalancedBatchSampler
+from turbogr_compile.training.data import Batches, DataError, Histories
+from turbogr_compile.training.data.orders import ORDERS
 
 
 def histories_of(lengths: list[int]) -> Histories:

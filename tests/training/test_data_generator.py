@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from turbogr_compile.errors import OptionError
 from turbogr_compile.training.data import generate, open_histories
 from turbogr_compile.training.data.corrupt import SPOILERS
 from turbogr_compile.training.data.kuairand import COLUMNS
 from turbogr_compile.training.data.write_numbers import write_numbers
-
-from turbogr_compile.errors import OptionError
 
 
 def contents(folder: Path) -> dict[str, bytes]:

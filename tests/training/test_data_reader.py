@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from turbogr_compile.errors import OptionError
 from turbogr_compile.training.data import DataError, Histories, Problems, generate, open_histories, reader, sorting
 from turbogr_compile.training.data.kuairand import COLUMNS
 from turbogr_compile.training.data.lines import chunks_of
-
-from turbogr_compile.errors import OptionError
 
 ARRAYS = ("items", "times", "offsets", "users", "item_ids")
 NAME = "log_standard_4_08_to_4_21_1k.csv"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from turbogr_compile.training.data.rows import LONGEST, Bad, Column, Layout, judge, parse
 
 LAYOUT = Layout(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from turbogr_compile.training.config import Config, read_file
 
 from turbogr_compile import OptionError
 from turbogr_compile.cli import main
+from turbogr_compile.training.config import Config, read_file
 
 
 def test_size_sets_and_names_win():

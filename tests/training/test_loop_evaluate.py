@@ -7,6 +7,7 @@ import math
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from turbogr_compile.training.evaluate import evaluate, ranks, without_history
 
 

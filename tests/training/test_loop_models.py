@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
+
+import turbogr_compile as turbogr
 from turbogr_compile.training import build
 from turbogr_compile.training.config import MODELS, Config
 from turbogr_compile.training.flops import forward_flops, step_flops
-
-import turbogr_compile as turbogr
 
 ITEMS = 40
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+
 from turbogr_compile.training.optimizers import StochasticAdamW, TouchedRowsAdagrad, round_by_chance
 
 

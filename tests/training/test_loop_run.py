@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from turbogr_compile.training import build, loop
-from turbogr_compile.training.config import Config
-from turbogr_compile.training.data import Batches
-from turbogr_compile.training.memory import eager_estimate, kept_by_autograd, state_bytes
 
 import turbogr_compile as turbogr
 from turbogr_compile import OptionError
 from turbogr_compile.cli import main
+from turbogr_compile.training import build, loop
+from turbogr_compile.training.config import Config
+from turbogr_compile.training.data import Batches
+from turbogr_compile.training.memory import eager_estimate, kept_by_autograd, state_bytes
 
 SMALLEST = {
     "dim": 16, "layers": 1, "max_len": 24, "batch": 8, "negatives": 16, "users": 60, "items": 50, "mean_length": 8,

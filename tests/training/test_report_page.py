@@ -12,12 +12,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from turbogr_compile.training.report import page_model, read_run, write_report
-from turbogr_compile.training.report.page import MOST_POINTS, thinned
 
 from turbogr_compile import cli
 from turbogr_compile.charts import Axis, Bar, Series, apart, axis, bars, plot
 from turbogr_compile.errors import OptionError
+from turbogr_compile.training.report import page_model, read_run, write_report
+from turbogr_compile.training.report.page import MOST_POINTS, thinned
 
 _spec = importlib.util.spec_from_file_location("report_runs", Path(__file__).with_name("report_runs.py"))
 assert _spec and _spec.loader

@@ -8,11 +8,11 @@ import math
 from pathlib import Path
 
 import pytest
+
+from turbogr_compile.errors import OptionError, TurbogrError
 from turbogr_compile.training.report import compare, read_run
 from turbogr_compile.training.report.comparison import baseline_of, speedup
 from turbogr_compile.training.report.words import byte_text, count, factor, percent, scientific, seconds_text
-
-from turbogr_compile.errors import OptionError, TurbogrError
 
 _spec = importlib.util.spec_from_file_location("report_runs", Path(__file__).with_name("report_runs.py"))
 assert _spec and _spec.loader

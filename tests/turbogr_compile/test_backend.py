@@ -13,11 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from turbogr_compile.lowering.target import find_target
 
 import turbogr_compile
 from turbogr_compile import Instrument, Pass, Phase, Role, _torch
 from turbogr_compile.errors import ExpectationError, OptionError, TargetError
+from turbogr_compile.lowering.target import find_target
 from turbogr_compile.recording import Recording
 
 CODEGENS = ["aten", pytest.param("inductor", marks=pytest.mark.slow)]

@@ -6,11 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from turbogr_compile.lowering._ge import torchair
 
 from turbogr_compile import fetch
 from turbogr_compile.cli import main
 from turbogr_compile.errors import TurbogrError
+from turbogr_compile.lowering._ge import torchair
 
 
 @pytest.fixture

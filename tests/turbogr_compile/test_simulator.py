@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from turbogr_compile.kernels.twin.cost import SOCS
 
 from turbogr_compile.errors import OptionError
+from turbogr_compile.kernels.twin.cost import SOCS
 from turbogr_compile.simulator import report
 from turbogr_compile.simulator.calibration import (
     SHIPPED,

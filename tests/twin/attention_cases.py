@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
 from turbogr_compile.kernels import jagged_attention as kernel
 from turbogr_compile.kernels.twin import attention
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from turbogr_compile.kernels import jagged_attention as kernel
 from turbogr_compile.kernels.twin import TwinFault, attention, device
 from turbogr_compile.kernels.twin.build import KERNELS, kernels_from

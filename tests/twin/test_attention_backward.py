@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from turbogr_compile.kernels.twin import attention
 from turbogr_compile.kernels.twin.launch import reports
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+
 from turbogr_compile.kernels import dropout as dropping
 from turbogr_compile.kernels import jagged_attention as kernel
 from turbogr_compile.kernels.twin import attention, device

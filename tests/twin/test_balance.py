@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+
 from turbogr_compile.kernels.twin import device
 from turbogr_compile.kernels.twin.cost import imbalance
 from turbogr_compile.kernels.twin.launch import Report, reports

@@ -7,11 +7,11 @@ import re
 
 import pytest
 import torch
+
+from turbogr_compile.cli import main
 from turbogr_compile.kernels.twin.cost import SOCS, imbalance, project
 from turbogr_compile.kernels.twin.launch import Report
 from turbogr_compile.kernels.twin.workloads import WORKLOADS, Batch
-
-from turbogr_compile.cli import main
 
 
 def core(vector: float, finish: float, memory: float = 0.0) -> dict[str, dict[str, float]]:

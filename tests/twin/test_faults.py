@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from turbogr_compile.kernels.twin import TwinFault, device
 from turbogr_compile.kernels.twin.build import KERNELS, kernels_from
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
 from turbogr_compile.kernels.twin import TwinFault, device, norm_gate
 from turbogr_compile.kernels.twin.build import KERNELS, kernels_from
 from turbogr_compile.kernels.twin.launch import reports

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+
 from turbogr_compile.kernels.twin import TwinFault, device, launch, rows
 from turbogr_compile.kernels.twin.build import KERNELS, kernels_from
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from turbogr_compile.kernels.cpu.call import Arguments, fields
 from turbogr_compile.kernels.twin import device
 from turbogr_compile.kernels.twin.build import TwinBuildError, kernels_from, library

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+
 from turbogr_compile.kernels import sampled_softmax as kernel
 from turbogr_compile.kernels.twin import TwinFault, device, sampled_softmax
 from turbogr_compile.kernels.twin.build import KERNELS, kernels_from
