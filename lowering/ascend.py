@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 from torch import fx
 
 from ..errors import TargetError
+from ..target import BaseTarget, Hooks, Missing
 from ._ascend.pipeline import DEFAULT_PIPELINE
 from ._ascend.settings import Settings
-from .target import BaseTarget, Hooks, Missing
 
 CANN = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "ASCEND_CUSTOM_OPP_PATH")  # by its set_env.sh
 

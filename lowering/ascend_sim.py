@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 from torch import fx
 
+from ..target import BaseTarget, Hooks, Missing
 from ._ascend.pipeline import DEFAULT_PIPELINE
 from ._ascend.settings import Settings
-from .target import BaseTarget, Hooks, Missing
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from .. import _torch
 from ..graphs import is_collective
 from ..pass_base import Role
 from ..runtime.agreement import agreeing
-from .aot import aot
-from .target import BaseTarget, Hooks, Missing
+from ..target import BaseTarget, Hooks, Missing
+from .common.aot import aot
 
 aten = torch.ops.aten
 # What every target profits from; then, for this one, what puts the graph into its C++ kernels.

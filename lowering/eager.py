@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import fx
 
+from ..target import BaseTarget, Hooks
 from .cpu import PACKING
-from .target import BaseTarget, Hooks
 
 
 @dataclass(frozen=True)

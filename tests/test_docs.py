@@ -214,9 +214,9 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     mine = {name for name, file in files.items() if file.startswith(str(tmp_path))}
     for name in mine:
         del sys.modules[name]
-    for name, known in list(catalogue._registered.items()):
+    for name, known in list(catalogue.PASSES._registered.items()):
         if known.__module__ in mine:
-            del catalogue._registered[name]
+            del catalogue.PASSES._registered[name]
     torch.compiler.reset()
 
 

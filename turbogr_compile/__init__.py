@@ -5,6 +5,10 @@
 Write an ordinary padded PyTorch model; turbogr rewrites its training step and shows what it did.
 """
 
+from .registry import Beside as _Beside
+
+_Beside.announce()
+
 from .api import Report, compile, explain, replay
 from .catalogue import register
 from .context import Context

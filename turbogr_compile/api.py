@@ -14,13 +14,13 @@ from .capture import capture
 from .errors import OptionError, TurbogrError
 from .functional import trace_with_lines
 from .instrument import GraphRun
-from .lowering.target import find_target
 from .manager import Manager
 from .options import Options
 from .pass_base import Phase, Role, Vocabulary
 from .pipeline import Pipeline
 from .recording import Recording
 from .report import report_text
+from .target import find_target
 
 # Generative recommenders index with boolean masks and read lengths: without these, Dynamo cuts the graph there.
 FLAGS = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}

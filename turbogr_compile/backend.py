@@ -20,7 +20,6 @@ from .dump import Dump
 from .errors import TurbogrError
 from .expectations import Expectations
 from .instrument import GraphRun, Instrument
-from .lowering.target import find_target
 from .manager import Manager
 from .normal import normalize
 from .options import Options
@@ -31,6 +30,7 @@ from .runtime.ahead import Foresight
 from .runtime.draws import Seeds
 from .shadow import Shadow
 from .specialize import Specialized, is_rounded, open_size
+from .target import find_target
 from .tracing import TorchTrace
 from .verify import Verifier
 

@@ -19,16 +19,14 @@ from typing import Any
 
 import torch
 
-from . import lowering
 from .options import Options
+from .registry import HOME, PACKAGE, ROOMS, sources_of
 
-FORMAT = 1
-_PASSES, _KERNELS = f"{__package__}.passes", f"{__package__}.kernels"
-# Modules of the compiler that only show what happened; editing them changes no code.
-_SHOWING = {
-    "bisection", "cli", "doctor", "dump", "expectations", "files", "loading", "progress", "record", "recording",
-    "report", "reproduce", "svg", "testing", "timeline", "tracing", "view", "__init__", "__main__",
-}  # fmt: skip
+FORMAT = 2
+# Rooms that change no compiled code: they show what happened, or use the compiler as anybody does.
+_WITHOUT_CODE = {"show", "commands", "testing", "simulator", "training", "benchmarks", "examples"}
+# Of these only what the passes of the pipeline import counts.
+_BY_IMPORT = {"passes", "kernels"}
 
 
 def cache_key(options: Options) -> str:
@@ -66,8 +64,10 @@ def _version(name: str) -> str:
 
 def _compiler() -> Iterator[str]:
     """The compiler's own modules; parsing their imports would take longer than hashing them all."""
-    for package, folder in ((__package__, Path(__file__).parent), (lowering.__name__, Path(lowering.__path__[0]))):
-        yield from (f"{package}.{file.stem}" for file in folder.glob("*.py") if file.stem not in _SHOWING)
+    yield from (f"{PACKAGE}.{file.stem}" for file in HOME.glob("*.py") if not file.stem.startswith("__"))
+    for room in ROOMS:
+        if room not in _WITHOUT_CODE | _BY_IMPORT:
+            yield from sources_of(room)
 
 
 def _closure(modules: Iterable[str]) -> set[str]:
@@ -87,7 +87,7 @@ def _imports(module: str) -> tuple[str, ...]:
     path = _path(module)
     root = module.split(".")[0]
     # Passes of turbogr's own import its compiler, which is covered, and kernels.
-    if path is None or (root == __package__ and not module.startswith((_PASSES, _KERNELS))):
+    if path is None or (root == PACKAGE and module.split(".")[1:2] not in ([room] for room in _BY_IMPORT)):
         return ()
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     found = []

@@ -12,7 +12,7 @@ import torch
 
 from . import _torch
 from .kernels.cpu.state import state
-from .lowering.target import find_target, target_names
+from .target import find_target, target_names
 from .text import table
 
 PACKAGES = ("torch", "turbogr", "networkx", "sympy", "jinja2", "rich", "torch_npu", "fbgemm-gpu-cpu")

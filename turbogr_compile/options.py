@@ -13,8 +13,8 @@ from typing import Any
 from .capacity import Capacity
 from .errors import OptionError, did_you_mean
 from .instrument import Instrument
-from .lowering.target import find_target
 from .pipeline import Pipeline
+from .target import find_target
 
 VERIFY = ("off", "fast", "strict", "numeric", "shadow")
 SHADOW_CALLS = 3

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import fx
 
 from .errors import PipelineError, did_you_mean
+from .registry import HOME
 
 if TYPE_CHECKING:
     from .context import Context
@@ -152,7 +153,7 @@ def short_path(path: str) -> str:
     p = Path(path)
     if not p.is_absolute():
         return path
-    for root in (Path.cwd(), Path(__file__).parent.parent):
+    for root in (Path.cwd(), HOME.parent):
         if p.is_relative_to(root):
             return p.relative_to(root).as_posix()
     return "/".join(p.parts[-2:])

@@ -87,7 +87,7 @@ class Pipeline:
     @staticmethod
     def default(target: str = "cpu") -> Pipeline:
         """What runs when the user names no pipeline."""
-        from .lowering.target import find_target
+        from .target import find_target
 
         return Pipeline.parse(find_target(target).default_pipeline)
 

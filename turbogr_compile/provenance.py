@@ -15,11 +15,11 @@ import torch
 from torch import fx
 
 from .pass_base import short_path
+from .registry import HOME, ROOMS
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
-_HERE = Path(__file__).resolve().parent
-# What turbogr installs: the package, and in a checkout the folders beside it.
-_OURS = tuple(str(p) + os.sep for p in (_HERE, *(_HERE.parent / d for d in ("passes", "lowering", "kernels"))))
+# The compiler itself: the package, and in a checkout the rooms beside it that are not programs of users.
+_OURS = tuple(str(p) + os.sep for p in (HOME, *(ROOMS[room] for room in ("passes", "lowering", "kernels"))))
 _LIBRARIES = tuple(
     {str(Path(torch.__file__).resolve().parent) + os.sep}
     | {sysconfig.get_paths()[k] + os.sep for k in ("stdlib", "platstdlib", "purelib", "platlib")}

@@ -11,6 +11,7 @@ from torch import fx
 from . import _torch
 from .instrument import GraphRun
 from .pass_base import Phase
+from .registry import PACKAGE
 
 SMALL = 64  # constants up to this many values are written out
 
@@ -54,7 +55,7 @@ def _imports(run: GraphRun) -> str:
     """Passes from outside of turbogr are known only once their module is imported."""
     modules = sorted({type(p).__module__ for p in run.pipeline.passes() if p.phase is run.phase})
     lines = []
-    for name in (m for m in modules if m.split(".")[0] != __package__):
+    for name in (m for m in modules if m.split(".")[0] != PACKAGE):
         # A pass of the main program has no module to import.
         lines.append(f"import {name}  # noqa: F401" if name != "__main__" else "# import your passes here")
     return "".join(f"{line}\n" for line in lines)

@@ -15,11 +15,11 @@ from ...errors import OptionError, TurbogrError
 from ...pass_base import Role
 from ...remarks import Remark
 from ...streams import stream_of
+from ...target import Hooks
 from .._ge import graph as ge
 from .._ge.torchair import decompositions as torchair_decompositions
 from .._ge.torchair import patched
-from ..aot import aot
-from ..target import Hooks
+from ..common.aot import aot
 from . import converters, operators, simulation, tell
 from .coverage import first_cause, refusals, split
 from .decompositions import decompositions

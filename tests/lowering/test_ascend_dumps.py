@@ -19,8 +19,8 @@ from turbogr_compile.lowering._ascend import simulation, tell
 from turbogr_compile.lowering._ge.check import Problem
 from turbogr_compile.lowering._ge.graph import Node
 from turbogr_compile.lowering._ge.kernels import KERNELS
-from turbogr_compile.lowering.target import BaseTarget, find_target
 from turbogr_compile.remarks import Remark, RemarkKind
+from turbogr_compile.target import BaseTarget, find_target
 
 from ..turbogr_compile.test_view import BROWSER, look
 from .simulator import needs_torchair
@@ -164,7 +164,7 @@ class Talker(BaseTarget):
 
     def lower(self, module, inputs, codegen, hooks):
         from turbogr_compile import _torch
-        from turbogr_compile.lowering.aot import aot
+        from turbogr_compile.lowering.common.aot import aot
 
         def compile_graph(graph, values, role):
             hooks.tell(role, [Remark(RemarkKind.MISSED, "said", "me", "a word")], {"listing": "one\ntwo\n"})

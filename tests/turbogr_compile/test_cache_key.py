@@ -14,6 +14,7 @@ import pytest
 from turbogr_compile import cache_key
 from turbogr_compile.instrument import Instrument
 from turbogr_compile.options import Options
+from turbogr_compile.registry import PACKAGE, sources_of
 
 
 def key(**options) -> str:
@@ -44,6 +45,16 @@ def test_key_depends_on(options):
 )  # fmt: skip
 def test_key_does_not_depend_on(options):
     assert key(codegen="inductor", **options) == key(codegen="inductor")
+
+
+def test_key_covers_every_room_that_can_change_code():
+    """However deep a module lies: targets and the runtime around a step are packages of packages."""
+    sources = cache_key.key_parts(Options.read({}, {}))["sources"]
+    for room in ("lowering", "runtime"):
+        assert set(sources_of(room)) <= set(sources)
+    assert f"{PACKAGE}.backend" in sources and f"{PACKAGE}.passes.pack_rows" in sources
+    assert "?" not in sources.values()
+    assert not [m for m in sources if m.startswith((f"{PACKAGE}.training", f"{PACKAGE}.simulator"))]
 
 
 PASS = """

@@ -37,7 +37,7 @@ class Sized(Pass):
 
 @pytest.fixture
 def known(monkeypatch):
-    monkeypatch.setattr(catalogue, "_registered", {"sized": Sized})
+    monkeypatch.setattr(catalogue.PASSES, "_registered", {"sized": Sized})
 
 
 def test_order_follows_declarations_whatever_the_order_of_writing():
@@ -134,7 +134,7 @@ def test_repeat_reads_back_and_is_ordered_inside(known):
 
 
 def test_two_passes_of_one_name_cannot_be_registered(monkeypatch):
-    monkeypatch.setattr(catalogue, "_registered", {})
+    monkeypatch.setattr(catalogue.PASSES, "_registered", {})
     catalogue.register(Sized)
     catalogue.register(Sized)
     with pytest.raises(PipelineError, match="two passes are named 'sized'"):
@@ -148,8 +148,8 @@ def test_passes_of_other_packages_are_found_through_entry_points(monkeypatch):
         def load(self):
             return Sized
 
-    monkeypatch.setattr(catalogue, "_registered", {})
-    monkeypatch.setattr(catalogue, "_installed", lambda: {"sized": Entry()})
+    monkeypatch.setattr(catalogue.PASSES, "_registered", {})
+    monkeypatch.setattr(catalogue.PASSES, "_installed", lambda: {"sized": Entry()})
     assert catalogue.find("sized") is Sized
     assert "sized" in catalogue.names()
 
@@ -161,8 +161,8 @@ def test_entry_point_that_cannot_be_imported_is_named(monkeypatch):
         def load(self):
             raise ModuleNotFoundError("No module named 'nowhere'")
 
-    monkeypatch.setattr(catalogue, "_registered", {})
-    monkeypatch.setattr(catalogue, "_installed", lambda: {"broken": Entry()})
+    monkeypatch.setattr(catalogue.PASSES, "_registered", {})
+    monkeypatch.setattr(catalogue.PASSES, "_installed", lambda: {"broken": Entry()})
     with pytest.raises(PipelineError, match=r"'broken' of entry point 'nowhere:Broken' cannot be imported"):
         catalogue.find("broken")
 

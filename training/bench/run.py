@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from ...errors import OptionError, did_you_mean
+from ...registry import ROOMS
 from .catalogue import BENCHMARKS, Benchmark
 
 FORMAT = 1
 SIZES = ("tiny", "full")
-# Beside training/ in a checkout, and inside of turbogr_compile once installed: two levels up in both.
-SCRIPTS = Path(__file__).resolve().parents[2] / "benchmarks"
+SCRIPTS = ROOMS["benchmarks"]
 # Tiny sizes are two at once, on machines that may be busy: threads that wait for each other cost more than they save.
 ENVIRONMENT: dict[str, dict[str, str]] = {
     "tiny": {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},

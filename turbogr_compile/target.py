@@ -6,24 +6,19 @@ Packages outside turbogr add targets through the entry-point group `turbogr.targ
 
 from __future__ import annotations
 
-import importlib
 import logging
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.metadata import entry_points
 from typing import Any, ClassVar, Protocol
 
 from torch import fx
 
-from ..errors import OptionError, TargetError, did_you_mean
-from ..pass_base import Phase, Role, Vocabulary
-from ..remarks import Remark
+from .errors import OptionError, TargetError, did_you_mean
+from .pass_base import Phase, Role, Vocabulary
+from .registry import Registry
+from .remarks import Remark
 
 log = logging.getLogger("turbogr_compile.target")
-GROUP = "turbogr.targets"
-_NOT_TARGETS = {"target", "aot"}
 
 
 class Hooks(Protocol):
@@ -150,23 +145,16 @@ class BaseTarget:
 
 
 def target_names() -> list[str]:
-    return sorted({*_builtin(), *(e.name for e in entry_points(group=GROUP))})
+    return TARGETS.names()
 
 
-@lru_cache(maxsize=32)
 def find_target(name: str) -> BaseTarget:
-    if name in _builtin():
-        return importlib.import_module(_builtin()[name]).TARGET
-    for entry in entry_points(group=GROUP):
-        if entry.name == name:
-            return entry.load()
-    raise OptionError(f"no target is named {name!r}{did_you_mean(name, target_names())}; there are: "
-                      f"{', '.join(target_names())}")  # fmt: skip
+    return TARGETS.find(name)
 
 
-@lru_cache(maxsize=1)
-def _builtin() -> dict[str, str]:
-    from .. import lowering
+def _load(imported: Any) -> BaseTarget:
+    """A module of `lowering/` holds its target as `TARGET`; an entry point names the target itself."""
+    return getattr(imported, "TARGET", imported)
 
-    found = [m.name for m in pkgutil.iter_modules(lowering.__path__)]
-    return {n.replace("_", "-"): f"{lowering.__name__}.{n}" for n in found if n not in _NOT_TARGETS and n[0] != "_"}
+
+TARGETS: Registry[BaseTarget] = Registry("target", "turbogr.targets", _load, OptionError, room="lowering")

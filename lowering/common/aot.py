@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import fx
 
-from .. import _torch
-from ..pass_base import Role
-from ..runtime.agreement import agreeing
-from .target import Hooks
+from ... import _torch
+from ...pass_base import Role
+from ...runtime.agreement import agreeing
+from ...target import Hooks
 
 GraphCompiler = Callable[[fx.GraphModule, Sequence[Any], Role], Callable[..., Any]]
 
