@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from .. import _torch
-from ..graphs import is_collective
+from ..graph.nodes import is_collective
 from ..pass_base import Role
 from ..runtime.agreement import agreeing
 from ..target import BaseTarget, Hooks, Missing

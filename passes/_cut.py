@@ -14,9 +14,9 @@ from torch import fx
 
 from .. import _torch
 from ..context import expression
-from ..graphs import is_view, tensor
+from ..graph.nodes import is_view, tensor
+from ..graph.provenance import line_of
 from ..prologue import KEY, Call, Provider, add_input, reading, reads
-from ..provenance import line_of
 
 aten = torch.ops.aten
 Op = torch._ops.OpOverload

@@ -13,9 +13,9 @@ from torch import fx
 from .. import (
     kernels,  # noqa: F401  (defines the ops)
 )
-from ..graphs import tensor
+from ..graph.nodes import tensor
+from ..graph.shapes import same_shape, same_size
 from ..pattern import arguments
-from ..shapes import same_shape, same_size
 
 aten, ops = torch.ops.aten, torch.ops.turbogr
 HALF = (torch.float16, torch.bfloat16)

@@ -17,7 +17,7 @@ from torch import fx
 
 from ..catalogue import register
 from ..context import Context
-from ..graphs import is_collective, is_wait, tensor
+from ..graph.nodes import is_collective, is_wait, tensor
 from ..pass_base import Pass, Phase
 from ._schedule.costs import static_bytes
 

@@ -11,7 +11,7 @@ from torch import fx
 from .. import _torch
 from ..catalogue import register
 from ..context import Context
-from ..graphs import is_collective, regions, returned, sizes_from
+from ..graph.nodes import is_collective, regions, returned, sizes_from
 from ..pass_base import Pass, Phase
 
 

@@ -8,7 +8,7 @@ from torch import fx
 
 from ..catalogue import register
 from ..context import Context
-from ..graphs import is_collective
+from ..graph.nodes import is_collective
 from ..pass_base import Pass, Phase
 
 

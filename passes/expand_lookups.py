@@ -29,7 +29,7 @@ from .. import _torch
 from ..catalogue import register
 from ..context import Context
 from ..errors import PipelineError
-from ..graphs import PLACES_OF, TRAINABLE, is_collective, is_wait, tensor, written
+from ..graph.nodes import PLACES_OF, TRAINABLE, is_collective, is_wait, tensor, written
 from ..pass_base import Pass, Phase, Role
 from ..prologue import ORIGINAL, Call, Provider, add_input, exchanging, reading, reads
 from ..runtime.line import in_turn

@@ -12,7 +12,7 @@ from torch import fx
 from .. import _torch
 from ..catalogue import register
 from ..context import Context
-from ..graphs import is_view, regions, returned, sizes_from, tensor
+from ..graph.nodes import is_view, regions, returned, sizes_from, tensor
 from ..pass_base import Pass, Phase
 from ..prologue import add_input, reading
 

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from .. import (
     kernels,  # noqa: F401  (defines the ops)
 )
+from ..graph.shapes import same_shape
 from ..match import Match
 from ..pass_base import Phase
 from ..rule import RuleSet
-from ..shapes import same_shape
 
 ops = torch.ops.turbogr
 

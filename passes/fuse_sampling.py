@@ -12,8 +12,8 @@ from .._torch import is_erased
 from ..catalogue import register
 from ..context import Context
 from ..errors import PipelineError
+from ..graph.costs import at_hints
 from ..pass_base import Pass, Phase
-from ..stats import at_hints
 from ._losses import Refused
 from ._sampling import grouped, total
 from ._sampling.asked import Asked, half_text, shared_text

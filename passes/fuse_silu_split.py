@@ -14,7 +14,7 @@ from .. import (
 )
 from ..catalogue import register
 from ..context import Context
-from ..graphs import tensor
+from ..graph.nodes import tensor
 from ..pass_base import Pass, Phase
 from ..pattern import arguments
 

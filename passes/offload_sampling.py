@@ -21,9 +21,9 @@ from torch import fx
 from .. import _torch
 from ..catalogue import register
 from ..context import Context
-from ..graphs import TRAINABLE, is_collective, is_wait, tensor, written
+from ..graph.nodes import TRAINABLE, is_collective, is_wait, tensor, written
+from ..graph.provenance import line_of
 from ..pass_base import Pass, Phase, Role
-from ..provenance import line_of
 from ._cut import Cut, seeded
 
 aten = torch.ops.aten

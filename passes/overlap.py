@@ -15,10 +15,10 @@ from torch import fx
 
 from ..catalogue import register
 from ..context import Context
-from ..graphs import is_collective, is_wait
+from ..graph.nodes import is_collective, is_wait
+from ..graph.streams import COMMUNICATION, put_on, stream_of
+from ..graph.text import target_text
 from ..pass_base import Pass, Phase
-from ..streams import COMMUNICATION, put_on, stream_of
-from ..text import target_text
 from ..timeline import arm, block, duration, timeline_text, wait
 from ._schedule.costs import Costs, read_costs
 from ._schedule.dependences import dependences, is_async, started_by

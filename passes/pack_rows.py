@@ -13,11 +13,11 @@ from .. import _torch
 from ..catalogue import register
 from ..context import Context
 from ..errors import PipelineError
-from ..graphs import tensor
+from ..graph.costs import PAIRS, SEEN
+from ..graph.nodes import tensor
+from ..graph.provenance import Origin, inherit
 from ..pass_base import Pass, Phase, Role
 from ..prologue import Unprovable, keep_original
-from ..provenance import Origin, inherit
-from ..stats import PAIRS, SEEN
 from ._rows.analysis import RowAnalysis, analyse
 from ._rows.emit import Emitter
 from ._rows.ops import arg, op, rank_of

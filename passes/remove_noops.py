@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from .. import metadata
 from ..catalogue import register
 from ..context import Context
-from ..graphs import layout_sensitive, returned, sizes_from, tensor, written
+from ..graph import metadata
+from ..graph.nodes import layout_sensitive, returned, sizes_from, tensor, written
+from ..graph.shapes import known
 from ..normal import memory_of
 from ..pass_base import Pass, Phase
-from ..shapes import known
 
 aten = torch.ops.aten
 

@@ -22,6 +22,7 @@ from .errors import (
     TurbogrError,
     VerifyError,
 )
+from .graph.shapes import known
 from .instrument import GraphRun, Instrument, Step
 from .options import Options
 from .pass_base import Pass, Phase, Role
@@ -47,7 +48,6 @@ from .runtime.sharding import (
     shard,
 )
 from .runtime.watch import RanksLost, watch_ranks
-from .shapes import known
 
 __all__ = [
     "CheckpointError", "Checkpoints", "ColumnWise", "Context", "ExpectationError", "GraphRun", "Hierarchical",

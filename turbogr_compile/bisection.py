@@ -14,10 +14,10 @@ from torch import fx
 
 from . import _torch
 from .context import Rewrite
+from .graph.provenance import UserLine, line_of
 from .instrument import GraphRun, Instrument, Step
 from .manager import Manager
 from .numerics import Verdict, compare_graphs
-from .provenance import UserLine, line_of
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,9 @@ from .functional import (
     remove_modes,
     tracked_nodes,
 )
+from .graph.provenance import UserLine, line_of, user_line
 from .normal import memory_of
 from .pass_base import Phase
-from .provenance import UserLine, line_of, user_line
 
 aten = torch.ops.aten
 # Dynamo spells the way to an input: l(ocal), self, and the kind of each attribute.

@@ -29,19 +29,19 @@ from .doctor import diagnose, doctor_text
 from .dump import open_directory
 from .errors import OptionError, PipelineError, TurbogrError, did_you_mean
 from .fetch import fetch_torchair
+from .graph.provenance import line_of_error
+from .graph.text import diff_text, table
 from .loading import load, load_module
 from .options import Options
 from .pass_base import Pass, Phase, declaration_site
 from .pipeline import Pipeline
 from .progress import progress
-from .provenance import line_of_error
 from .record import snapshot_text
 from .recording import pipeline_order
 from .report import report_text
 from .simulate import add_arguments as _simulate_arguments
 from .simulate import simulate
 from .svg import order_svg
-from .text import diff_text, table
 from .view import write_view
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130

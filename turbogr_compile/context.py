@@ -12,8 +12,8 @@ import sympy
 import torch
 from torch import fx
 
+from .graph.provenance import Origin, inherit, line_of
 from .pass_base import Pass, Role, Site, Vocabulary
-from .provenance import Origin, inherit, line_of
 from .remarks import Remark, RemarkKind
 
 

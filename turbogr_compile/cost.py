@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from .errors import OptionError, TurbogrError, did_you_mean
-from .text import table
+from .graph.text import table
 
 DTYPES = ("float16", "bfloat16", "float32")
 NOTE = """\

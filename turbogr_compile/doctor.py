@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from . import _torch
+from .graph.text import table
 from .kernels.cpu.state import state
 from .target import find_target, target_names
-from .text import table
 
 PACKAGES = ("torch", "turbogr", "networkx", "sympy", "jinja2", "rich", "torch_npu", "fbgemm-gpu-cpu")
 

@@ -32,6 +32,7 @@ import torch
 from . import svg
 from .cache_key import cache_key
 from .files import replace_file
+from .graph.text import diff_text
 from .instrument import GraphRun, Step
 from .options import Options
 from .record import snapshot_text
@@ -39,7 +40,6 @@ from .recording import UnobtrusiveRecording, add_lowered
 from .remarks import Remark, warn
 from .report import step_header, summary_text
 from .reproduce import repro_source
-from .text import diff_text
 from .timeline import timeline_svg
 from .view import write_view
 

@@ -39,10 +39,10 @@ from ._torch import (
     to_fun,
 )
 from .errors import TurbogrError
-from .graphs import TRAINABLE
+from .graph.nodes import TRAINABLE
+from .graph.shapes import same_shape
 from .normal import memory_of, normalize, returned_memory, value_of
 from .pass_base import Phase
-from .shapes import same_shape
 
 aten = torch.ops.aten
 

@@ -14,15 +14,16 @@ from typing import Any
 
 from torch import fx
 
-from . import _torch, metadata
+from . import _torch
 from .context import Context, RewriteLimit
 from .errors import PassError, VerifyError
+from .graph import metadata
+from .graph.provenance import line_of, line_of_error
+from .graph.streams import stream_of
 from .instrument import GraphRun, Instrument, Step
 from .pass_base import Pass, Phase
 from .pipeline import Item, Repeat
-from .provenance import line_of, line_of_error
 from .remarks import Remark, RemarkKind, warn
-from .streams import stream_of
 
 log = logging.getLogger("turbogr_compile.pipeline")
 Fingerprint = list[Any]

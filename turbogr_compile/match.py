@@ -18,6 +18,9 @@ from torch import fx
 from ._torch import mutated_arguments
 from .context import Obstacle
 from .errors import PassError, TurbogrError
+from .graph.provenance import line_of
+from .graph.shapes import TensorSpec, known, same_literal, same_shape, same_size
+from .graph.text import dtype_text, target_text, type_text
 from .obstacles import (
     not_a_literal,
     not_shared,
@@ -28,9 +31,6 @@ from .obstacles import (
     wrong_shape,
 )
 from .pattern import Path, Pattern, arguments, holds_values, is_value, literal_of
-from .provenance import line_of
-from .shapes import TensorSpec, known, same_literal, same_shape, same_size
-from .text import dtype_text, target_text, type_text
 
 if TYPE_CHECKING:
     from .rule import Rule

@@ -25,8 +25,8 @@ from torch.utils import _pytree as pytree
 from ._torch import (
     StorageWeakRef,
 )
+from .graph.shapes import same_shape
 from .pass_base import Phase
-from .shapes import same_shape
 
 aten = torch.ops.aten
 

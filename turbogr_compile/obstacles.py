@@ -8,9 +8,9 @@ import torch
 from torch import fx
 
 from .context import Obstacle
+from .graph.shapes import same_literal
+from .graph.text import target_text, type_text, value_text
 from .pattern import literal_of
-from .shapes import same_literal
-from .text import target_text, type_text, value_text
 
 
 def _wanted_text(wanted: Any) -> str:

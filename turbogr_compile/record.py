@@ -26,10 +26,10 @@ from typing import Any
 
 from torch import fx
 
+from .graph.provenance import Origin, UserLine, line_of
+from .graph.text import args_text, layout, node_text, target_text, type_text
 from .pass_base import short_path
-from .provenance import Origin, UserLine, line_of
 from .remarks import Remark
-from .text import args_text, layout, node_text, target_text, type_text
 
 FORMAT = 1
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import catalogue, stats
+from . import catalogue
 from .context import NearMiss
+from .graph import costs
 from .instrument import GraphRun, Instrument, Step
 from .pass_base import Pass, declaration_site
 from .pipeline import Pipeline
@@ -27,7 +28,7 @@ class Recording(Instrument):
             run.name, run.role.value, phase=run.phase.value, target=run.target, pipeline=run.pipeline.spec
         )
         self.recorder.data["order"] = pipeline_order(run.pipeline)
-        self._cost = stats.cost(run.graph)
+        self._cost = costs.cost(run.graph)
         self.recorder.data["steps"].append({
             "number": 0, "name": "input", "spec": "", "phase": run.phase.value, "summary": "the graph as it arrived",
             "site": "", "status": "input", "reason": "", "snapshot": self.recorder.snapshot(run.graph), "rewrites": [],
@@ -56,7 +57,7 @@ class Recording(Instrument):
 
     def after(self, run: GraphRun, step: Step) -> None:
         context = step.context
-        now = stats.cost(run.graph) if step.changed else self._cost
+        now = costs.cost(run.graph) if step.changed else self._cost
         entry = self._entry(run, step)
         entry["stats"] = _stats(self._cost, now, run)
         if context is not None:
@@ -64,7 +65,7 @@ class Recording(Instrument):
             entry["notes"] = dict(context.notes)
             if context.timeline is not None:
                 entry["timeline"] = context.timeline
-            entry["stats"]["saved"] = {k: stats.formula(v) for k, v in context.savings.items()}
+            entry["stats"]["saved"] = {k: costs.formula(v) for k, v in context.savings.items()}
         self._cost = now
 
     def failed(self, run: GraphRun, step: Step, error: Exception) -> None:
@@ -150,14 +151,14 @@ class UnobtrusiveRecording(Recording):
         self.guarded(lambda: Recording.finish(self, run))
 
 
-def _stats(before: stats.Cost, after: stats.Cost, run: GraphRun) -> dict[str, Any]:
+def _stats(before: costs.Cost, after: costs.Cost, run: GraphRun) -> dict[str, Any]:
     ops = {k: after.ops[k] - before.ops[k] for k in sorted({*before.ops, *after.ops}) if after.ops[k] != before.ops[k]}
     return {
         "nodes": [before.nodes, after.nodes],
-        "flops": [stats.formula(before.flops), stats.formula(after.flops)],
-        "bytes": [stats.formula(before.bytes), stats.formula(after.bytes)],
-        "flops_value": [stats.at_hints(c.flops, run.graph) for c in (before, after)],
-        "bytes_value": [stats.at_hints(c.bytes, run.graph) for c in (before, after)],
+        "flops": [costs.formula(before.flops), costs.formula(after.flops)],
+        "bytes": [costs.formula(before.bytes), costs.formula(after.bytes)],
+        "flops_value": [costs.at_hints(c.flops, run.graph) for c in (before, after)],
+        "bytes_value": [costs.at_hints(c.bytes, run.graph) for c in (before, after)],
         "unknown": sorted(after.unknown),
         "ops": ops,
         "saved": {},

@@ -11,14 +11,14 @@ from torch import fx
 
 from .context import Context
 from .errors import PassError, TurbogrError
-from .graphs import sizes_from
+from .graph.nodes import sizes_from
+from .graph.provenance import line_of
+from .graph.shapes import same_shape
+from .graph.text import type_text
 from .match import Match, storage
 from .pass_base import Vocabulary
 from .pattern import is_value, trace_holes
-from .provenance import line_of
 from .search import Search
-from .shapes import same_shape
-from .text import type_text
 
 if TYPE_CHECKING:
     from .rule import Rule

@@ -35,11 +35,11 @@ from ._torch import outside_compilation, trying
 from .catalogue import register
 from .context import Context
 from .errors import OptionError, RuleError
+from .graph.shapes import Dim, TensorSpec, generic_inputs, parse_inputs, same_literal
 from .match import Match
 from .pass_base import ALL_ROLES, Pass, Phase, Role, Site, Vocabulary
 from .pattern import Pattern, literals, trace_holes
 from .rewrite import apply_rules
-from .shapes import Dim, TensorSpec, generic_inputs, parse_inputs, same_literal
 
 _KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*$")
 _LITERAL_TYPES: dict[Any, type] = {

@@ -24,12 +24,12 @@ from torch import fx
 
 from . import _torch
 from .errors import VerifyError
+from .graph.provenance import line_of
+from .graph.text import type_text
 from .instrument import GraphRun, Instrument
 from .pass_base import Phase
 from .prologue import Call, Provider, RunStatistics, Unprovable, supply
-from .provenance import line_of
 from .remarks import Remark, RemarkKind, warn
-from .text import type_text
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 SLACK = 32.0

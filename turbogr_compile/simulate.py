@@ -85,9 +85,9 @@ def simulate(options: argparse.Namespace) -> tuple[Any, str]:
 
 
 def _calibrate(options: argparse.Namespace) -> tuple[Any, str]:
+    from .graph.text import table
     from .kernels.cpu.toolchain import Unavailable
     from .simulator.calibration import measure_here, project_twin, save_calibrations
-    from .text import table
 
     if options.costs is None:
         raise OptionError("--calibrate writes a file: name it with --costs FILE")

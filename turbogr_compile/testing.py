@@ -24,6 +24,8 @@ from torch.utils.flop_counter import flop_registry
 from . import functional
 from ._torch import TorchDispatchMode, trying
 from .context import Context, NearMiss
+from .graph.shapes import Dim, TensorSpec, as_specs, real_inputs, same_literal, sizes_of, symbolic_inputs
+from .graph.text import diff_text, graph_text, type_text
 from .instrument import GraphRun, Instrument
 from .manager import Manager
 from .match import Matcher, State
@@ -33,8 +35,6 @@ from .pass_base import Pass, Phase, Role, Vocabulary
 from .pattern import Pattern, is_value, literal_of
 from .pipeline import Pipeline
 from .rule import Rule, RuleSet, Spelling
-from .shapes import Dim, TensorSpec, as_specs, real_inputs, same_literal, sizes_of, symbolic_inputs
-from .text import diff_text, graph_text, type_text
 from .verify import Verifier
 
 Function = Callable[..., Any]

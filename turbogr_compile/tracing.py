@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _torch
+from .graph.text import diff_text
 from .instrument import GraphRun
 from .record import snapshot_text
 from .recording import UnobtrusiveRecording
 from .remarks import Remark
 from .report import step_header
-from .text import diff_text
 
 
 class TorchTrace(UnobtrusiveRecording):

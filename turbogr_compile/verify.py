@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from . import _torch, metadata
+from . import _torch
 from .errors import VerifyError
+from .graph import metadata
+from .graph.provenance import Origin
+from .graph.text import type_text
 from .instrument import GraphRun, Instrument, Step
 from .numerics import compare_graphs
 from .pass_base import Phase, build, parse_spec
-from .provenance import Origin
-from .text import type_text
 
 
 class Verifier(Instrument):

@@ -12,9 +12,9 @@ from torch import fx
 
 from ... import _torch
 from ...errors import OptionError, TurbogrError
+from ...graph.streams import stream_of
 from ...pass_base import Role
 from ...remarks import Remark
-from ...streams import stream_of
 from ...target import Hooks
 from .._ge import graph as ge
 from .._ge.torchair import decompositions as torchair_decompositions

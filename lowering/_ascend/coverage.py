@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from ... import _torch
-from ...provenance import UserLine, line_of
+from ...graph.provenance import UserLine, line_of
 from .operators import narrows, operators, overload
 
 Refusals = dict[fx.Node, str]

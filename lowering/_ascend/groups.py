@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import distributed, fx
 
 from ...errors import TargetError
-from ...provenance import line_of
+from ...graph.provenance import line_of
 
 _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "npu_define")
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from ...graphs import is_wait, tensor
-from ...streams import KEY, stream_of
+from ...graph.nodes import is_wait, tensor
+from ...graph.streams import KEY, stream_of
 
 
 def apply_streams(module: fx.GraphModule) -> None:

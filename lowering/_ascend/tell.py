@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from ...provenance import line_of
+from ...graph.provenance import line_of
 from ...remarks import Remark, RemarkKind
 from .._ge import graph as ge
 from .._ge.text import graph_text

@@ -21,9 +21,9 @@ import torch
 from torch import fx
 
 from ... import _torch
-from ...graphs import is_collective
-from ...provenance import UserLine, line_of
-from ...text import node_text
+from ...graph.nodes import is_collective
+from ...graph.provenance import UserLine, line_of
+from ...graph.text import node_text
 from .graph import GraphError, Node
 from .interpreter import observing
 

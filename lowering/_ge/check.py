@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...errors import did_you_mean
-from ...text import dtype_text
+from ...graph.text import dtype_text
 from . import prototypes
 from .dtypes import of_attribute
 from .graph import INPUTS, TORCHAIRS, Graph, Node

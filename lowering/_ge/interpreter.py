@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...text import dtype_text
+from ...graph.text import dtype_text
 from . import prototypes
 from .check import Problem, Seen, certain, check, check_values, listed
 from .graph import INPUTS, Graph, GraphError, Node, Source, Value

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...provenance import UserLine, line_of
-from ...text import dtype_text, layout
+from ...graph.provenance import UserLine, line_of
+from ...graph.text import dtype_text, layout
 from . import prototypes
 from .dtypes import of_attribute
 from .graph import INPUTS, Graph, Node, Source, Value

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...graphs import tensor
+from ...graph.nodes import tensor
 from .axes import Axis, Typing, einsum_labels
 from .meaning import MINUS_INFINITY, Band, Holds, Literal, Meanings, Predicate, Two
 from .ops import COPIES, VIEWS, arg, is_tensor, op, rank_of, shape

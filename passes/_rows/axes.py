@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch import fx
 
-from ...graphs import tensor
+from ...graph.nodes import tensor
 from .ops import (
     SPLITS,
     Size,

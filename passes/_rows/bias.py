@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from ... import _torch
-from ...graphs import tensor
+from ...graph.nodes import tensor
 from .attention import Attention, Pairs
 from .axes import Axis
 from .ops import COPIES, SPLITS, VIEWS, arg, dim_of, is_tensor, op, product, rank_of, shape

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import fx
 
-from ...graphs import tensor
+from ...graph.nodes import tensor
 from .attention import Attention, Recognizer, Refused
 from .axes import Typing, einsum_labels, reduced_dims
 from .meaning import Holds, Meanings, OneHot, Predicate, Two, Within

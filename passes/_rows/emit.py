@@ -21,11 +21,11 @@ from ... import (
 )
 from ...capacity import Capacity
 from ...errors import PassError
-from ...graphs import tensor
+from ...graph.costs import PAIRS
+from ...graph.nodes import tensor
+from ...graph.provenance import line_of
 from ...prologue import add_input
-from ...provenance import line_of
 from ...specialize import ROUNDED
-from ...stats import PAIRS
 from .attention import Attention, Pairs
 from .axes import dim_of_cat, einsum_labels, reduced_dims, swapped
 from .bias import Biases

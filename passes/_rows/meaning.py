@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from ... import _torch
-from ...graphs import TRAINABLE, is_collective, tensor
+from ...graph.nodes import TRAINABLE, is_collective, tensor
 from .axes import Typing, dim_of_cat, swapped
 from .ops import COPIES, VIEWS, arg, dim_of, is_tensor, number, op, quotient, rank_of, shape
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...graphs import tensor
+from ...graph.nodes import tensor
 from .axes import Typing, dim_of_cat, einsum_labels, padding, picking_mask
 from .meaning import Iota, Meanings, OneHot, Predicate
 from .ops import SPLITS, Size, arg, dim_of, dims_of, is_tensor, op, rank_of, shape, size

@@ -13,7 +13,7 @@ from torch import fx
 
 from ... import _torch
 from ...context import expression
-from ...graphs import tensor
+from ...graph.nodes import tensor
 
 Size: TypeAlias = "int | sympy.Expr"
 

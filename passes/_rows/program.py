@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from ...capacity import Capacity
-from ...graphs import is_collective
+from ...graph.nodes import is_collective
 from ...prologue import Call, Unprovable, reading
 from .attention import Attention
 from .axes import Typing

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import fx
 
-from ...provenance import line_of
-from ...text import table, type_text
+from ...graph.provenance import line_of
+from ...graph.text import table, type_text
 from .attention import Attention
 from .demand import ALL, DemandAnalysis, named
 from .meaning import Band, Const, Holds, Iota, Meaning, OneHot, Two

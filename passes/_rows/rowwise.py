@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...graphs import tensor
+from ...graph.nodes import tensor
 from .axes import LOSSES, REDUCTIONS, Typing, blocks, dim_of_cat, einsum_labels, is_pointwise_convolution, reduced_dims
 from .ops import SPLITS, VIEWS, arg, dim_of, is_pointwise, is_tensor, op, rank_of, shape, tensors
 from .spaces import Space

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from ...graphs import tensor
+from ...graph.nodes import tensor
 from .axes import REDUCTIONS, Typing, dim_of_cat
 from .meaning import MINUS_INFINITY, Band, Holds, Iota, Meanings, Predicate, Within
 from .ops import COPIES, VIEWS, arg, dim_of, is_tensor, op, rank_of, tensors

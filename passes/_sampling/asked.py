@@ -12,7 +12,7 @@ from torch import fx
 
 from ..._torch import is_erased
 from ...context import Context
-from ...stats import formula
+from ...graph.costs import formula
 from .._losses import MEAN, Refused, Total, value_of
 from .emit import copies_table
 from .find import Found

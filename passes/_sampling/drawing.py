@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...graphs import tensor
+from ...graph.nodes import tensor
 from ...pattern import arguments
 from .._losses import value_of
 

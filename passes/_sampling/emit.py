@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...graphs import tensor
+from ...graph.costs import at_hints
+from ...graph.nodes import tensor
+from ...graph.shapes import same_size
 from ...kernels.half_rows import BLOCK
-from ...shapes import same_size
-from ...stats import at_hints
 from .._losses import value_of
 from .drawing import drawing_of
 from .plans import Plan, Writer

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...graphs import tensor
-from ...shapes import same_shape, same_size
+from ...graph.nodes import tensor
+from ...graph.shapes import same_shape, same_size
 from .._losses import Refused, value_of
 from .norms import normalised, number_of
 from .plans import Plan

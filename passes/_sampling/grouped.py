@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...graphs import tensor
-from ...shapes import same_size
+from ...graph.nodes import tensor
+from ...graph.shapes import same_size
 from .._losses import MEAN, NONE, Refused, value_of
 from .emit import Emitter
 from .logits import Logits, root

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...graph.shapes import same_size
 from ...pattern import arguments
-from ...shapes import same_size
 from .._losses import Refused, _order, value_of
 from .plans import Plan
 from .tables import Read, Rows

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...graphs import PLACES_OF, tensor
+from ...graph.nodes import PLACES_OF, tensor
+from ...graph.shapes import same_size
 from ...pattern import arguments
-from ...shapes import same_size
 from .._losses import _order, value_of
 from .find import Found
 from .norms import number_of

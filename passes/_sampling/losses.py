@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...graphs import tensor
+from ...graph.nodes import tensor
+from ...graph.shapes import same_size
 from ...pattern import arguments
-from ...shapes import same_size
 from .._losses import NONE, Loss, Total, total_of, value_of
 from .find import Found
 from .logits import Logits, ids_of, keeps_order, logits_of, scaled_by

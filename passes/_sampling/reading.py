@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...graphs import tensor
+from ...graph.nodes import tensor
 from .binary import by_labels, sum_of_terms
 from .find import Found
 from .losses import SampledLoss

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ...context import Context
-from ...stats import at_hints, formula, human
+from ...graph.costs import at_hints, formula, human
 from .._losses import value_of
 from . import META
 from .drawing import Drawing, drawing_of

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...graphs import tensor
+from ...graph.nodes import tensor
 from .._losses import Refused
 from . import factors, layout
 from .tables import EMBEDDINGS, LOOKUPS, Read, Rows, lookup

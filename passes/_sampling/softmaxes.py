@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...graphs import tensor
+from ...graph.nodes import tensor
+from ...graph.shapes import same_size
 from ...pattern import arguments
-from ...shapes import same_size
 from .._losses import value_of
 from .filled import filled_with, fillers
 from .find import Found

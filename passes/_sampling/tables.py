@@ -12,7 +12,7 @@ from torch import fx
 from ... import (
     kernels,  # noqa: F401  (defines the ops)
 )
-from ...graphs import tensor
+from ...graph.nodes import tensor
 from ...pattern import arguments
 from .._losses import Refused, value_of
 from .plans import Plan

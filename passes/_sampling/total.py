@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...graphs import tensor
+from ...graph.nodes import tensor
 from .._losses import SIZE, Refused, Total, value_of
 from .emit import Emitter, may_pad
 from .logits import Logits, ids_of, root, same

@@ -17,11 +17,11 @@ import sympy
 import torch
 from torch import fx
 
-from ... import stats
 from ...context import expression
 from ...errors import OptionError
-from ...graphs import is_collective, is_wait
-from ...text import target_text
+from ...graph import costs
+from ...graph.nodes import is_collective, is_wait
+from ...graph.text import target_text
 from .dependences import owner
 
 UNKNOWN = 1024  # stands for a size of which no example was seen
@@ -60,7 +60,7 @@ def read_costs(path: str, target: str) -> tuple[Rates, Mapping[str, float]]:
 
 class Costs:
     def __init__(self, graph: fx.Graph, rates: Rates, measured: Mapping[str, float]) -> None:
-        self._known = stats.known_sizes(graph)
+        self._known = costs.known_sizes(graph)
         self.rates, self.measured = rates, measured
         self._seconds = {n: self._cost(n) for n in graph.nodes}
         self._bytes = {n: self._size(n) if owner(n) is n else 0.0 for n in graph.nodes}
@@ -80,7 +80,7 @@ class Costs:
         if is_collective(node):
             wire = max([self._size(node), *(self._size(n) for n in node.all_input_nodes)])
             return self.rates.latency + wire / self.rates.wire
-        flops, moved = stats.node_cost(node)
+        flops, moved = costs.node_cost(node)
         if moved == 0:
             return 0.0  # a view, or arithmetic on sizes
         work = self._number(flops) / self.rates.flops if flops is not None else 0.0

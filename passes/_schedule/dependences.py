@@ -10,8 +10,8 @@ from typing import Any
 from torch import fx
 
 from ..._torch import is_impure, is_random, mutated_arguments
-from ...graphs import is_collective, is_view, is_wait
-from ...streams import HOST, stream_of
+from ...graph.nodes import is_collective, is_view, is_wait
+from ...graph.streams import HOST, stream_of
 
 Dependences = dict[fx.Node, set[fx.Node]]  # node -> nodes that run before it
 

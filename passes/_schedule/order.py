@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from ...graphs import is_wait
+from ...graph.nodes import is_wait
 from .costs import Costs
 from .dependences import Dependences, is_async
 from .play import Clock, Memory, peak, play

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from ...graphs import is_wait
-from ...streams import COMMUNICATION, HOST, stream_of
+from ...graph.nodes import is_wait
+from ...graph.streams import COMMUNICATION, HOST, stream_of
 from .costs import Costs
 from .dependences import is_async, owner, started_by
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import turbogr_compile
+from turbogr_compile.graph.shapes import real_inputs
 from turbogr_compile.passes.fuse_loss import FuseLoss
-from turbogr_compile.shapes import real_inputs
 from turbogr_compile.testing import run_passes, trace_graph
 
 ops = torch.ops.turbogr

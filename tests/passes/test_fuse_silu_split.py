@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from turbogr_compile.graph.shapes import real_inputs
 from turbogr_compile.passes.fuse_silu_split import FuseSiluSplit
-from turbogr_compile.shapes import real_inputs
 from turbogr_compile.testing import assert_rewrites, assert_unchanged, run_passes, trace_graph
 
 ops = torch.ops.turbogr

@@ -19,10 +19,10 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from turbogr_compile.capture import CannotCapture, capture, readable_name
+from turbogr_compile.graph.provenance import line_of
+from turbogr_compile.graph.text import graph_text
 from turbogr_compile.normal import normalize
 from turbogr_compile.pass_base import Phase
-from turbogr_compile.provenance import line_of
-from turbogr_compile.text import graph_text
 
 aten = torch.ops.aten
 

@@ -166,9 +166,10 @@ def test_disk_that_fails_while_dumping_gives_one_warning_and_training_goes_on(tm
 
 
 def test_fault_of_the_recorder_is_not_the_passes(tmp_path, monkeypatch):
-    from turbogr_compile import _torch, stats
+    from turbogr_compile import _torch
+    from turbogr_compile.graph import costs
 
-    monkeypatch.setattr(stats, "cost", lambda graph: 1 / 0)
+    monkeypatch.setattr(costs, "cost", lambda graph: 1 / 0)
     monkeypatch.setattr(_torch, "trace_enabled", lambda: False)  # pytest's log handler counts as a trace
     with pytest.warns(UserWarning, match="no pass dumps: ZeroDivisionError") as caught:
         compiled(tmp_path / "d").backward()

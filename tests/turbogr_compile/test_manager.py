@@ -10,12 +10,12 @@ import torch
 from torch import fx
 
 from turbogr_compile.errors import PassError, VerifyError
+from turbogr_compile.graph.provenance import Origin
 from turbogr_compile.instrument import GraphRun
 from turbogr_compile.manager import Manager
 from turbogr_compile.options import Options
 from turbogr_compile.pass_base import Pass, Phase, Role, Vocabulary
 from turbogr_compile.pipeline import Pipeline, Repeat
-from turbogr_compile.provenance import Origin
 from turbogr_compile.recording import Recording
 from turbogr_compile.testing import trace_graph
 from turbogr_compile.verify import Verifier
@@ -106,7 +106,7 @@ def test_new_nodes_get_metadata_origin_and_user_line():
 
 
 def test_metadata_is_refreshed_only_as_far_as_it_changed():
-    from turbogr_compile import metadata
+    from turbogr_compile.graph import metadata
 
     module = captured()
     graph = module.graph
@@ -341,7 +341,7 @@ def test_looking_at_a_symbolic_size_is_caught_even_when_nothing_changes():
 
 
 def test_known_never_adds_a_guard():
-    from turbogr_compile.shapes import known
+    from turbogr_compile.graph.shapes import known
 
     def ask(graph, ctx):
         size = graph.find_nodes(op="placeholder")[0].meta["val"].shape[0]

@@ -18,9 +18,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from turbogr_compile.errors import TurbogrError
 from turbogr_compile.functional import trace
+from turbogr_compile.graph.text import graph_text
 from turbogr_compile.normal import normalize
 from turbogr_compile.pass_base import Phase
-from turbogr_compile.text import graph_text
 
 aten = torch.ops.aten
 

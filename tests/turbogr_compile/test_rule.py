@@ -12,10 +12,10 @@ import torch
 from turbogr_compile import catalogue, functional
 from turbogr_compile.context import Context
 from turbogr_compile.errors import PassError, RuleError
+from turbogr_compile.graph.shapes import known
 from turbogr_compile.pass_base import Phase, Role, Vocabulary, declaration_site
 from turbogr_compile.pipeline import Pipeline
 from turbogr_compile.rule import RuleSet, rule
-from turbogr_compile.shapes import known
 from turbogr_compile.testing import assert_near_miss, assert_rewrites, assert_unchanged, run_passes, trace_graph
 
 PRE, POST = Phase.PRE_GRAD, Phase.POST_GRAD

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from turbogr_compile.errors import OptionError, PassError
+from turbogr_compile.graph.shapes import known, parse_inputs, real_inputs, symbolic_inputs
 from turbogr_compile.pass_base import Phase
 from turbogr_compile.rule import rule
-from turbogr_compile.shapes import known, parse_inputs, real_inputs, symbolic_inputs
 from turbogr_compile.testing import (
     assert_near_miss,
     assert_rewrites,
@@ -194,7 +194,7 @@ def test_traced_graphs_carry_the_lines_of_the_test():
         y = x.exp()
         return y.neg()
 
-    from turbogr_compile.provenance import line_of
+    from turbogr_compile.graph.provenance import line_of
 
     graph = trace_graph(fn, "f32[a]").graph
     assert [line_of(n).code for n in graph.nodes if n.op == "call_function"] == ["y = x.exp()", "return y.neg()"]

@@ -11,8 +11,8 @@ from markupsafe import Markup
 from ...charts import Bar, bars
 from ...errors import OptionError
 from ...files import replace_file
+from ...graph.text import table
 from ...page import render
-from ...text import table
 from .catalogue import PROVENANCES, README
 
 TINY = "Tiny sizes only show that everything runs: their figures mean nothing."

@@ -19,9 +19,9 @@ from torch import fx
 
 from .. import _torch
 from ..errors import TurbogrError
-from ..graphs import is_collective
-from ..provenance import line_of
-from ..text import dtype_text
+from ..graph.nodes import is_collective
+from ..graph.provenance import line_of
+from ..graph.text import dtype_text
 
 _OF_EACH_RANK = {"all_to_all_single"}  # how many rows go where is a rank's own business
 _SIZES = {"output_split_sizes", "input_split_sizes"}

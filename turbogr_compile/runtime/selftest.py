@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .. import _torch
 from ..errors import TurbogrError
-from ..text import dtype_text
+from ..graph.text import dtype_text
 
 ALWAYS = (torch.int64, torch.int32)  # numbers of rows, and ids
 WIDTH = 3

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-from .context import expression
+from ..context import expression
 from .text import target_text
 
 aten = torch.ops.aten
@@ -75,7 +75,7 @@ def node_cost(node: fx.Node) -> tuple[sympy.Expr | None, sympy.Expr]:
 
 def known_sizes(graph: fx.Graph) -> dict[sympy.Symbol, int]:
     """Numbers of symbolic sizes in the batch seen at compile time."""
-    from . import _torch
+    from .. import _torch
 
     env = _torch.shape_env_of(graph)
     return {**(env.backed_var_to_val if env is not None else {}), **seen_sizes(graph)}

@@ -8,8 +8,8 @@ import torch
 from torch import fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from . import _torch
-from .errors import VerifyError
+from .. import _torch
+from ..errors import VerifyError
 from .provenance import line_of
 
 Signature = tuple[Any, tuple[Any, ...], dict[str, Any]]

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from ._torch import FakeTensorMode, ShapeEnv, named_symbol, statically_known_true
-from .errors import OptionError, did_you_mean
+from .._torch import FakeTensorMode, ShapeEnv, named_symbol, statically_known_true
+from ..errors import OptionError, did_you_mean
 from .text import DTYPES
 
 _NAMED = {name: (dtype,) for dtype, name in DTYPES.items()}

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import fx
 
-from .pass_base import short_path
-from .registry import HOME, ROOMS
+from ..pass_base import short_path
+from ..registry import HOME, ROOMS
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 # The compiler itself: the package, and in a checkout the rooms beside it that are not programs of users.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ._torch import mutated_arguments
+from .._torch import mutated_arguments
 
 aten = torch.ops.aten
 TRAINABLE = "turbogr_trainable"  # meta of an input or constant that gradients are computed for

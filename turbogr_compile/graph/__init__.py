@@ -1,0 +1,1 @@
+"""Graphs: reading nodes, sizes, metadata, user lines, costs; the printed form."""
