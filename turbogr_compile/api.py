@@ -10,9 +10,9 @@ from torch import fx
 
 from . import _torch
 from .backend import Compilation, instruments_for
-from .capture import capture
+from .capture.dynamo import capture
+from .capture.trace import trace_with_lines
 from .errors import OptionError, TurbogrError
-from .functional import trace_with_lines
 from .instrument import GraphRun
 from .manager import Manager
 from .options import Options

@@ -15,13 +15,13 @@ from torch import fx
 
 from . import _torch, prologue
 from .cache_key import cache_key
-from .capture import CannotCapture, capture, forget_unbacked
+from .capture.dynamo import CannotCapture, capture, forget_unbacked
+from .capture.normal import normalize
 from .dump import Dump
 from .errors import TurbogrError
 from .expectations import Expectations
 from .instrument import GraphRun, Instrument
 from .manager import Manager
-from .normal import normalize
 from .options import Options
 from .pass_base import Phase, Role
 from .pipeline import Pipeline

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from . import functional
 from ._torch import without_autocast
+from .capture import trace as functional
 from .pass_base import Vocabulary
 
 Path = tuple[Any, ...]  # argument name, then positions inside nested lists

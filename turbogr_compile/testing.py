@@ -21,8 +21,8 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-from . import functional
 from ._torch import TorchDispatchMode, trying
+from .capture import trace as functional
 from .context import Context, NearMiss
 from .graph.shapes import Dim, TensorSpec, as_specs, real_inputs, same_literal, sizes_of, symbolic_inputs
 from .graph.text import diff_text, graph_text, type_text

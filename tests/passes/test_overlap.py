@@ -14,8 +14,8 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, fx
 
 from turbogr_compile import _torch
+from turbogr_compile.capture.trace import trace_with_lines
 from turbogr_compile.errors import PassError
-from turbogr_compile.functional import trace_with_lines
 from turbogr_compile.graph.nodes import is_collective, is_view, is_wait
 from turbogr_compile.graph.streams import COMMUNICATION, HOST, put_on, stream_of
 from turbogr_compile.graph.text import graph_text

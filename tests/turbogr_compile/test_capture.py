@@ -18,10 +18,10 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from turbogr_compile.capture import CannotCapture, capture, readable_name
+from turbogr_compile.capture.dynamo import CannotCapture, capture, readable_name
+from turbogr_compile.capture.normal import normalize
 from turbogr_compile.graph.provenance import line_of
 from turbogr_compile.graph.text import graph_text
-from turbogr_compile.normal import normalize
 from turbogr_compile.pass_base import Phase
 
 aten = torch.ops.aten

@@ -16,10 +16,10 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from turbogr_compile.capture.normal import normalize
+from turbogr_compile.capture.trace import trace
 from turbogr_compile.errors import TurbogrError
-from turbogr_compile.functional import trace
 from turbogr_compile.graph.text import graph_text
-from turbogr_compile.normal import normalize
 from turbogr_compile.pass_base import Phase
 
 aten = torch.ops.aten

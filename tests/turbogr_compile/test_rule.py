@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from turbogr_compile import catalogue, functional
+from turbogr_compile import catalogue
+from turbogr_compile.capture import trace as functional
 from turbogr_compile.context import Context
 from turbogr_compile.errors import PassError, RuleError
 from turbogr_compile.graph.shapes import known

@@ -17,7 +17,7 @@ from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ._torch import (
+from .._torch import (
     FakeTensor,
     FakeTensorMode,
     FunctionalTensor,
@@ -38,11 +38,11 @@ from ._torch import (
     set_grad_enabled,
     to_fun,
 )
-from .errors import TurbogrError
-from .graph.nodes import TRAINABLE
-from .graph.shapes import same_shape
+from ..errors import TurbogrError
+from ..graph.nodes import TRAINABLE
+from ..graph.shapes import same_shape
+from ..pass_base import Phase
 from .normal import memory_of, normalize, returned_memory, value_of
-from .pass_base import Phase
 
 aten = torch.ops.aten
 

@@ -22,11 +22,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ._torch import (
-    StorageWeakRef,
-)
-from .graph.shapes import same_shape
-from .pass_base import Phase
+from .._torch import StorageWeakRef
+from ..graph.shapes import same_shape
+from ..pass_base import Phase
 
 aten = torch.ops.aten
 

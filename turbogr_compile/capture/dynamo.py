@@ -26,7 +26,7 @@ from torch.fx import traceback as fx_traceback
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ._torch import (
+from .._torch import (
     ConstantSource,
     FakeTensor,
     FunctionalTensor,
@@ -46,19 +46,11 @@ from ._torch import (
     to_fun,
     track_tensor_tree,
 )
-from .errors import TurbogrError
-from .functional import (
-    Traced,
-    autocast_devices,
-    finish,
-    functional_trace,
-    is_size_arithmetic,
-    remove_modes,
-    tracked_nodes,
-)
-from .graph.provenance import UserLine, line_of, user_line
+from ..errors import TurbogrError
+from ..graph.provenance import UserLine, line_of, user_line
+from ..pass_base import Phase
 from .normal import memory_of
-from .pass_base import Phase
+from .trace import Traced, autocast_devices, finish, functional_trace, is_size_arithmetic, remove_modes, tracked_nodes
 
 aten = torch.ops.aten
 # Dynamo spells the way to an input: l(ocal), self, and the kind of each attribute.

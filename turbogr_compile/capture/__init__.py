@@ -1,0 +1,1 @@
+"""From Dynamo's graph to functional ATen before autograd, in one normal form."""
