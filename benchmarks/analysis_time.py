@@ -25,8 +25,9 @@ from models import Recommender, SASRec, ragged
 from torch import fx
 
 import turbogr_compile
-from turbogr_compile import GraphRun, Instrument, Role, manager
+from turbogr_compile import GraphRun, Instrument, Role
 from turbogr_compile.passes import pack_rows
+from turbogr_compile.pipeline import manager
 
 MODELS = {"hstu": Recommender, "sasrec": SASRec}
 PARTS = ("analyse", "emit", "program", "refresh")

@@ -2,7 +2,7 @@
 
 import sys
 
-from .. import target
+from ..pipeline import target
 
 # Packages of others define targets by way of this address.
 sys.modules[f"{__name__}.target"] = target

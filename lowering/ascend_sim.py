@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from torch import fx
 
-from ..target import BaseTarget, Hooks, Missing
+from ..pipeline.target import BaseTarget, Hooks, Missing
 from ._ascend.pipeline import DEFAULT_PIPELINE
 from ._ascend.settings import Settings
 

@@ -15,9 +15,9 @@ from torch import fx
 
 from .. import _torch
 from ..graph.nodes import is_collective
-from ..pass_base import Role
+from ..pipeline.pass_base import Role
+from ..pipeline.target import BaseTarget, Hooks, Missing
 from ..runtime.agreement import agreeing
-from ..target import BaseTarget, Hooks, Missing
 from .common.aot import aot
 
 aten = torch.ops.aten

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from ..target import BaseTarget, Hooks
+from ..pipeline.target import BaseTarget, Hooks
 from .cpu import PACKING
 
 

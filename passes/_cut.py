@@ -13,9 +13,9 @@ import torch
 from torch import fx
 
 from .. import _torch
-from ..context import expression
 from ..graph.nodes import is_view, tensor
 from ..graph.provenance import line_of
+from ..pipeline.context import expression
 from ..prologue import KEY, Call, Provider, add_input, reading, reads
 
 aten = torch.ops.aten

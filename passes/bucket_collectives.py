@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..catalogue import register
-from ..context import Context
 from ..graph.nodes import is_collective, is_wait, tensor
-from ..pass_base import Pass, Phase
+from ..pipeline.catalogue import register
+from ..pipeline.context import Context
+from ..pipeline.pass_base import Pass, Phase
 from ._schedule.costs import static_bytes
 
 aten, functional = torch.ops.aten, torch.ops._c10d_functional

@@ -9,10 +9,10 @@ import torch
 from torch import fx
 
 from .. import _torch
-from ..catalogue import register
-from ..context import Context
 from ..graph.nodes import is_collective, regions, returned, sizes_from
-from ..pass_base import Pass, Phase
+from ..pipeline.catalogue import register
+from ..pipeline.context import Context
+from ..pipeline.pass_base import Pass, Phase
 
 
 @register

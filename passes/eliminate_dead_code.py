@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from ..catalogue import register
-from ..context import Context
 from ..graph.nodes import is_collective
-from ..pass_base import Pass, Phase
+from ..pipeline.catalogue import register
+from ..pipeline.context import Context
+from ..pipeline.pass_base import Pass, Phase
 
 
 @register

@@ -26,11 +26,11 @@ import torch
 from torch import fx
 
 from .. import _torch
-from ..catalogue import register
-from ..context import Context
 from ..errors import PipelineError
 from ..graph.nodes import PLACES_OF, TRAINABLE, is_collective, is_wait, tensor, written
-from ..pass_base import Pass, Phase, Role
+from ..pipeline.catalogue import register
+from ..pipeline.context import Context
+from ..pipeline.pass_base import Pass, Phase, Role
 from ..prologue import ORIGINAL, Call, Provider, add_input, exchanging, reading, reads
 from ..runtime.line import in_turn
 from ..runtime.sharding.routing import Route, leave, route

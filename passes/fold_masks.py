@@ -10,10 +10,10 @@ import torch
 from torch import fx
 
 from .. import _torch
-from ..catalogue import register
-from ..context import Context
 from ..graph.nodes import is_view, regions, returned, sizes_from, tensor
-from ..pass_base import Pass, Phase
+from ..pipeline.catalogue import register
+from ..pipeline.context import Context
+from ..pipeline.pass_base import Pass, Phase
 from ..prologue import add_input, reading
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ from .. import (
 )
 from ..graph.shapes import same_shape
 from ..match import Match
-from ..pass_base import Phase
+from ..pipeline.pass_base import Phase
 from ..rule import RuleSet
 
 ops = torch.ops.turbogr

@@ -9,11 +9,11 @@ from typing import TypeVar
 from torch import fx
 
 from .._torch import is_erased
-from ..catalogue import register
-from ..context import Context
 from ..errors import PipelineError
 from ..graph.costs import at_hints
-from ..pass_base import Pass, Phase
+from ..pipeline.catalogue import register
+from ..pipeline.context import Context
+from ..pipeline.pass_base import Pass, Phase
 from ._losses import Refused
 from ._sampling import grouped, total
 from ._sampling.asked import Asked, half_text, shared_text

@@ -12,11 +12,11 @@ from torch import fx
 from .. import (
     kernels,  # noqa: F401  (defines the ops)
 )
-from ..catalogue import register
-from ..context import Context
 from ..graph.nodes import tensor
-from ..pass_base import Pass, Phase
 from ..pattern import arguments
+from ..pipeline.catalogue import register
+from ..pipeline.context import Context
+from ..pipeline.pass_base import Pass, Phase
 
 aten, ops = torch.ops.aten, torch.ops.turbogr
 GATHER = ops.gather_rows.default

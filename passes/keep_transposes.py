@@ -14,9 +14,9 @@ import torch
 from torch import fx
 
 from .. import _torch
-from ..catalogue import register
-from ..context import Context
-from ..pass_base import Pass, Phase
+from ..pipeline.catalogue import register
+from ..pipeline.context import Context
+from ..pipeline.pass_base import Pass, Phase
 
 aten = torch.ops.aten
 VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}

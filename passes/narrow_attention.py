@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..catalogue import register
-from ..context import Context
 from ..kernels.jagged_attention import Inputs
-from ..pass_base import Pass, Phase
+from ..pipeline.catalogue import register
+from ..pipeline.context import Context
+from ..pipeline.pass_base import Pass, Phase
 
 aten = torch.ops.aten
 FAR = (1 << 30) - 1  # as far as times of a sequence are told apart

@@ -19,11 +19,11 @@ import torch
 from torch import fx
 
 from .. import _torch
-from ..catalogue import register
-from ..context import Context
 from ..graph.nodes import TRAINABLE, is_collective, is_wait, tensor, written
 from ..graph.provenance import line_of
-from ..pass_base import Pass, Phase, Role
+from ..pipeline.catalogue import register
+from ..pipeline.context import Context
+from ..pipeline.pass_base import Pass, Phase, Role
 from ._cut import Cut, seeded
 
 aten = torch.ops.aten

@@ -13,12 +13,12 @@ from typing import Any
 
 from torch import fx
 
-from ..catalogue import register
-from ..context import Context
 from ..graph.nodes import is_collective, is_wait
 from ..graph.streams import COMMUNICATION, put_on, stream_of
 from ..graph.text import target_text
-from ..pass_base import Pass, Phase
+from ..pipeline.catalogue import register
+from ..pipeline.context import Context
+from ..pipeline.pass_base import Pass, Phase
 from ..timeline import arm, block, duration, timeline_text, wait
 from ._schedule.costs import Costs, read_costs
 from ._schedule.dependences import dependences, is_async, started_by

@@ -10,13 +10,13 @@ import torch
 from torch import fx
 
 from .. import _torch
-from ..catalogue import register
-from ..context import Context
 from ..errors import PipelineError
 from ..graph.costs import PAIRS, SEEN
 from ..graph.nodes import tensor
 from ..graph.provenance import Origin, inherit
-from ..pass_base import Pass, Phase, Role
+from ..pipeline.catalogue import register
+from ..pipeline.context import Context
+from ..pipeline.pass_base import Pass, Phase, Role
 from ..prologue import Unprovable, keep_original
 from ._rows.analysis import RowAnalysis, analyse
 from ._rows.emit import Emitter

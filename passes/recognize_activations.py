@@ -7,7 +7,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ..pass_base import Phase
+from ..pipeline.pass_base import Phase
 from ..rule import RuleSet
 
 recognize_activations = RuleSet(

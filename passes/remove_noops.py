@@ -11,12 +11,12 @@ import torch
 from torch import fx
 
 from ..capture.normal import memory_of
-from ..catalogue import register
-from ..context import Context
 from ..graph import metadata
 from ..graph.nodes import layout_sensitive, returned, sizes_from, tensor, written
 from ..graph.shapes import known
-from ..pass_base import Pass, Phase
+from ..pipeline.catalogue import register
+from ..pipeline.context import Context
+from ..pipeline.pass_base import Pass, Phase
 
 aten = torch.ops.aten
 

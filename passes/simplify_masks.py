@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..pass_base import Phase
+from ..pipeline.pass_base import Phase
 from ..rule import RuleSet
 
 simplify_masks = RuleSet(

@@ -35,7 +35,8 @@ import pytest
 import torch
 
 import turbogr_compile
-from turbogr_compile import catalogue, cli
+from turbogr_compile import cli
+from turbogr_compile.pipeline import catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

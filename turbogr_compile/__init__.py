@@ -10,8 +10,6 @@ from .registry import Beside as _Beside
 _Beside.announce()
 
 from .api import Report, compile, explain, replay
-from .catalogue import register
-from .context import Context
 from .errors import (
     ExpectationError,
     OptionError,
@@ -23,12 +21,14 @@ from .errors import (
     VerifyError,
 )
 from .graph.shapes import known
-from .instrument import GraphRun, Instrument, Step
-from .options import Options
-from .pass_base import Pass, Phase, Role
-from .pipeline import Pipeline, Repeat
+from .pipeline.catalogue import register
+from .pipeline.context import Context
+from .pipeline.instrument import GraphRun, Instrument, Step
+from .pipeline.options import Options
+from .pipeline.pass_base import Pass, Phase, Role
+from .pipeline.pipeline import Pipeline, Repeat
+from .pipeline.remarks import Remark, RemarkKind
 from .prologue import RunStatistics, statistics
-from .remarks import Remark, RemarkKind
 from .rule import Rule, RuleSet, rule
 from .runtime.ahead import ahead
 from .runtime.checkpoint import CheckpointError, Checkpoints

@@ -13,14 +13,14 @@ from .backend import Compilation, instruments_for
 from .capture.dynamo import capture
 from .capture.trace import trace_with_lines
 from .errors import OptionError, TurbogrError
-from .instrument import GraphRun
-from .manager import Manager
-from .options import Options
-from .pass_base import Phase, Role, Vocabulary
-from .pipeline import Pipeline
+from .pipeline.instrument import GraphRun
+from .pipeline.manager import Manager
+from .pipeline.options import Options
+from .pipeline.pass_base import Phase, Role, Vocabulary
+from .pipeline.pipeline import Pipeline
+from .pipeline.target import find_target
 from .recording import Recording
 from .report import report_text
-from .target import find_target
 
 # Generative recommenders index with boolean masks and read lengths: without these, Dynamo cuts the graph there.
 FLAGS = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}

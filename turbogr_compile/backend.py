@@ -14,23 +14,23 @@ from typing import Any
 from torch import fx
 
 from . import _torch, prologue
-from .cache_key import cache_key
 from .capture.dynamo import CannotCapture, capture, forget_unbacked
 from .capture.normal import normalize
 from .dump import Dump
 from .errors import TurbogrError
 from .expectations import Expectations
-from .instrument import GraphRun, Instrument
-from .manager import Manager
-from .options import Options
-from .pass_base import Phase, Role
-from .pipeline import Pipeline
-from .remarks import Remark, RemarkKind
+from .pipeline.cache_key import cache_key
+from .pipeline.instrument import GraphRun, Instrument
+from .pipeline.manager import Manager
+from .pipeline.options import Options
+from .pipeline.pass_base import Phase, Role
+from .pipeline.pipeline import Pipeline
+from .pipeline.remarks import Remark, RemarkKind
+from .pipeline.target import find_target
 from .runtime.ahead import Foresight
 from .runtime.draws import Seeds
 from .shadow import Shadow
 from .specialize import Specialized, is_rounded, open_size
-from .target import find_target
 from .tracing import TorchTrace
 from .verify import Verifier
 

@@ -19,10 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from . import catalogue
 from .api import Report, explain
 from .bisection import Snapshots, find_culprits, first_bad
-from .cache_key import cache_key, key_parts
 from .cost import add_arguments as _cost_arguments
 from .cost import cost
 from .doctor import diagnose, doctor_text
@@ -32,9 +30,11 @@ from .fetch import fetch_torchair
 from .graph.provenance import line_of_error
 from .graph.text import diff_text, table
 from .loading import load, load_module
-from .options import Options
-from .pass_base import Pass, Phase, declaration_site
-from .pipeline import Pipeline
+from .pipeline import catalogue
+from .pipeline.cache_key import cache_key, key_parts
+from .pipeline.options import Options
+from .pipeline.pass_base import Pass, Phase, declaration_site
+from .pipeline.pipeline import Pipeline
 from .progress import progress
 from .record import snapshot_text
 from .recording import pipeline_order

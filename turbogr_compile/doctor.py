@@ -13,7 +13,7 @@ import torch
 from . import _torch
 from .graph.text import table
 from .kernels.cpu.state import state
-from .target import find_target, target_names
+from .pipeline.target import find_target, target_names
 
 PACKAGES = ("torch", "turbogr", "networkx", "sympy", "jinja2", "rich", "torch_npu", "fbgemm-gpu-cpu")
 

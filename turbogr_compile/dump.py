@@ -30,14 +30,14 @@ from typing import Any
 import torch
 
 from . import svg
-from .cache_key import cache_key
 from .files import replace_file
 from .graph.text import diff_text
-from .instrument import GraphRun, Step
-from .options import Options
+from .pipeline.cache_key import cache_key
+from .pipeline.instrument import GraphRun, Step
+from .pipeline.options import Options
+from .pipeline.remarks import Remark, warn
 from .record import snapshot_text
 from .recording import UnobtrusiveRecording, add_lowered
-from .remarks import Remark, warn
 from .report import step_header, summary_text
 from .reproduce import repro_source
 from .timeline import timeline_svg

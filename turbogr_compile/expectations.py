@@ -6,8 +6,8 @@ import operator
 from collections.abc import Mapping
 
 from .errors import ExpectationError
-from .instrument import GraphRun, Instrument
-from .options import read_expectation
+from .pipeline.instrument import GraphRun, Instrument
+from .pipeline.options import read_expectation
 from .report import near_miss_lines
 
 _RELATIONS = {"==": operator.eq, ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}

@@ -16,7 +16,6 @@ import torch
 from torch import fx
 
 from ._torch import mutated_arguments
-from .context import Obstacle
 from .errors import PassError, TurbogrError
 from .graph.provenance import line_of
 from .graph.shapes import TensorSpec, known, same_literal, same_shape, same_size
@@ -31,6 +30,7 @@ from .obstacles import (
     wrong_shape,
 )
 from .pattern import Path, Pattern, arguments, holds_values, is_value, literal_of
+from .pipeline.context import Obstacle
 
 if TYPE_CHECKING:
     from .rule import Rule

@@ -19,7 +19,7 @@ from torch import fx
 
 from . import _torch
 from .errors import TurbogrError
-from .remarks import warn
+from .pipeline.remarks import warn
 
 KEY = "turbogr_provider"
 ORIGINAL = "turbogr_original"

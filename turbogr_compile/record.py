@@ -28,8 +28,8 @@ from torch import fx
 
 from .graph.provenance import Origin, UserLine, line_of
 from .graph.text import args_text, layout, node_text, target_text, type_text
-from .pass_base import short_path
-from .remarks import Remark
+from .pipeline.pass_base import short_path
+from .pipeline.remarks import Remark
 
 FORMAT = 1
 

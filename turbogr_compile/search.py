@@ -17,13 +17,13 @@ import torch
 from torch import fx
 
 from ._torch import is_erased, shape_env_of, trying
-from .context import NearMiss, Obstacle
 from .errors import PassError, TurbogrError
 from .graph.provenance import Origin, UserLine, line_of
 from .match import Match, Matcher, State, best
 from .obstacles import does_not_fit, does_nothing, ends_early, no_other_output
-from .pass_base import Vocabulary
 from .pattern import Pattern
+from .pipeline.context import NearMiss, Obstacle
+from .pipeline.pass_base import Vocabulary
 
 if TYPE_CHECKING:
     from .rule import Rule, Spelling

@@ -23,17 +23,17 @@ from torch.utils.flop_counter import flop_registry
 
 from ._torch import TorchDispatchMode, trying
 from .capture import trace as functional
-from .context import Context, NearMiss
 from .graph.shapes import Dim, TensorSpec, as_specs, real_inputs, same_literal, sizes_of, symbolic_inputs
 from .graph.text import diff_text, graph_text, type_text
-from .instrument import GraphRun, Instrument
-from .manager import Manager
 from .match import Matcher, State
 from .numerics import compare
-from .options import Options
-from .pass_base import Pass, Phase, Role, Vocabulary
 from .pattern import Pattern, is_value, literal_of
-from .pipeline import Pipeline
+from .pipeline.context import Context, NearMiss
+from .pipeline.instrument import GraphRun, Instrument
+from .pipeline.manager import Manager
+from .pipeline.options import Options
+from .pipeline.pass_base import Pass, Phase, Role, Vocabulary
+from .pipeline.pipeline import Pipeline
 from .rule import Rule, RuleSet, Spelling
 from .verify import Verifier
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from . import _torch
 from .graph.text import diff_text
-from .instrument import GraphRun
+from .pipeline.instrument import GraphRun
+from .pipeline.remarks import Remark
 from .record import snapshot_text
 from .recording import UnobtrusiveRecording
-from .remarks import Remark
 from .report import step_header
 
 

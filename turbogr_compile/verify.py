@@ -21,9 +21,9 @@ from .errors import VerifyError
 from .graph import metadata
 from .graph.provenance import Origin
 from .graph.text import type_text
-from .instrument import GraphRun, Instrument, Step
 from .numerics import compare_graphs
-from .pass_base import Phase, build, parse_spec
+from .pipeline.instrument import GraphRun, Instrument, Step
+from .pipeline.pass_base import Phase, build, parse_spec
 
 
 class Verifier(Instrument):

@@ -13,9 +13,9 @@ from torch import fx
 from ... import _torch
 from ...errors import OptionError, TurbogrError
 from ...graph.streams import stream_of
-from ...pass_base import Role
-from ...remarks import Remark
-from ...target import Hooks
+from ...pipeline.pass_base import Role
+from ...pipeline.remarks import Remark
+from ...pipeline.target import Hooks
 from .._ge import graph as ge
 from .._ge.torchair import decompositions as torchair_decompositions
 from .._ge.torchair import patched

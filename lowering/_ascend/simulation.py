@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from ...graph.provenance import line_of
-from ...remarks import Remark, RemarkKind
+from ...pipeline.remarks import Remark, RemarkKind
 from .._ge import graph as ge
 from .._ge.bisect import compared
 from .._ge.check import Problem

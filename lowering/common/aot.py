@@ -8,9 +8,9 @@ from typing import Any
 from torch import fx
 
 from ... import _torch
-from ...pass_base import Role
+from ...pipeline.pass_base import Role
+from ...pipeline.target import Hooks
 from ...runtime.agreement import agreeing
-from ...target import Hooks
 
 GraphCompiler = Callable[[fx.GraphModule, Sequence[Any], Role], Callable[..., Any]]
 

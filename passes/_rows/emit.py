@@ -19,11 +19,11 @@ from ... import (
     _torch,
     kernels,  # noqa: F401  (defines the ops)
 )
-from ...capacity import Capacity
 from ...errors import PassError
 from ...graph.costs import PAIRS
 from ...graph.nodes import tensor
 from ...graph.provenance import line_of
+from ...pipeline.capacity import Capacity
 from ...prologue import add_input
 from ...specialize import ROUNDED
 from .attention import Attention, Pairs

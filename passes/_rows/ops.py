@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 from ... import _torch
-from ...context import expression
 from ...graph.nodes import tensor
+from ...pipeline.context import expression
 
 Size: TypeAlias = "int | sympy.Expr"
 

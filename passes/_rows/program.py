@@ -15,8 +15,8 @@ import sympy
 import torch
 from torch import fx
 
-from ...capacity import Capacity
 from ...graph.nodes import is_collective
+from ...pipeline.capacity import Capacity
 from ...prologue import Call, Unprovable, reading
 from .attention import Attention
 from .axes import Typing

@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from ..._torch import is_erased
-from ...context import Context
 from ...graph.costs import formula
+from ...pipeline.context import Context
 from .._losses import MEAN, Refused, Total, value_of
 from .emit import copies_table
 from .find import Found

@@ -8,8 +8,8 @@ import sympy
 import torch
 from torch import fx
 
-from ...context import Context
 from ...graph.costs import at_hints, formula, human
+from ...pipeline.context import Context
 from .._losses import value_of
 from . import META
 from .drawing import Drawing, drawing_of

@@ -11,7 +11,7 @@ import sympy
 import torch
 from torch import fx
 
-from ...context import expression
+from ...pipeline.context import expression
 from .._losses import HALF, SIZE, Refused, value_of
 from .plans import Plan
 from .products import SUMMED, Labels, Product, product_of

@@ -17,11 +17,11 @@ import sympy
 import torch
 from torch import fx
 
-from ...context import expression
 from ...errors import OptionError
 from ...graph import costs
 from ...graph.nodes import is_collective, is_wait
 from ...graph.text import target_text
+from ...pipeline.context import expression
 from .dependences import owner
 
 UNKNOWN = 1024  # stands for a size of which no example was seen

@@ -15,7 +15,7 @@ from turbogr_compile.errors import TargetError
 from turbogr_compile.lowering import ascend_sim
 from turbogr_compile.lowering._ge import native, torchair
 from turbogr_compile.lowering.ascend import CANN
-from turbogr_compile.target import find_target
+from turbogr_compile.pipeline.target import find_target
 
 from .simulator import needs_torchair
 

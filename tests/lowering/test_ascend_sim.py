@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from turbogr_compile.kernels.twin.launch import reports
 from turbogr_compile.lowering._ge import native
-from turbogr_compile.target import find_target
+from turbogr_compile.pipeline.target import find_target
 
 from .simulator import needs_torchair
 

@@ -17,8 +17,8 @@ from torch import nn
 import turbogr_compile
 from turbogr_compile import Instrument, Pass, Phase, Role, _torch
 from turbogr_compile.errors import ExpectationError, OptionError, TargetError
+from turbogr_compile.pipeline.target import find_target
 from turbogr_compile.recording import Recording
-from turbogr_compile.target import find_target
 
 CODEGENS = ["aten", pytest.param("inductor", marks=pytest.mark.slow)]
 

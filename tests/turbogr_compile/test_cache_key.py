@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from turbogr_compile import cache_key
-from turbogr_compile.instrument import Instrument
-from turbogr_compile.options import Options
+from turbogr_compile.pipeline import cache_key
+from turbogr_compile.pipeline.instrument import Instrument
+from turbogr_compile.pipeline.options import Options
 from turbogr_compile.registry import PACKAGE, sources_of
 
 

@@ -11,11 +11,11 @@ from torch import fx
 
 from turbogr_compile.errors import PassError, VerifyError
 from turbogr_compile.graph.provenance import Origin
-from turbogr_compile.instrument import GraphRun
-from turbogr_compile.manager import Manager
-from turbogr_compile.options import Options
-from turbogr_compile.pass_base import Pass, Phase, Role, Vocabulary
-from turbogr_compile.pipeline import Pipeline, Repeat
+from turbogr_compile.pipeline.instrument import GraphRun
+from turbogr_compile.pipeline.manager import Manager
+from turbogr_compile.pipeline.options import Options
+from turbogr_compile.pipeline.pass_base import Pass, Phase, Role, Vocabulary
+from turbogr_compile.pipeline.pipeline import Pipeline, Repeat
 from turbogr_compile.recording import Recording
 from turbogr_compile.testing import trace_graph
 from turbogr_compile.verify import Verifier

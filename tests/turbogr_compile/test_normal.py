@@ -20,7 +20,7 @@ from turbogr_compile.capture.normal import normalize
 from turbogr_compile.capture.trace import trace
 from turbogr_compile.errors import TurbogrError
 from turbogr_compile.graph.text import graph_text
-from turbogr_compile.pass_base import Phase
+from turbogr_compile.pipeline.pass_base import Phase
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from turbogr_compile.errors import OptionError, PipelineError
-from turbogr_compile.options import Options
+from turbogr_compile.pipeline.options import Options
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from turbogr_compile import catalogue
 from turbogr_compile.errors import PipelineError
-from turbogr_compile.pass_base import Pass, Phase
-from turbogr_compile.pipeline import Pipeline, Repeat
+from turbogr_compile.pipeline import catalogue
+from turbogr_compile.pipeline.pass_base import Pass, Phase
+from turbogr_compile.pipeline.pipeline import Pipeline, Repeat
 
 
 def make(name: str, phase: Phase = Phase.PRE_GRAD, **declared: tuple[str, ...]) -> Pass:

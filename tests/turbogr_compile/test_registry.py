@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from turbogr_compile import catalogue, registry
+from turbogr_compile import registry
 from turbogr_compile.errors import OptionError
+from turbogr_compile.pipeline import catalogue
+from turbogr_compile.pipeline.target import target_names
 from turbogr_compile.registry import HOME, PACKAGE, ROOMS, Registry, modules_of, sources_of
-from turbogr_compile.target import target_names
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from turbogr_compile import catalogue
 from turbogr_compile.capture import trace as functional
-from turbogr_compile.context import Context
 from turbogr_compile.errors import PassError, RuleError
 from turbogr_compile.graph.shapes import known
-from turbogr_compile.pass_base import Phase, Role, Vocabulary, declaration_site
-from turbogr_compile.pipeline import Pipeline
+from turbogr_compile.pipeline import catalogue
+from turbogr_compile.pipeline.context import Context
+from turbogr_compile.pipeline.pass_base import Phase, Role, Vocabulary, declaration_site
+from turbogr_compile.pipeline.pipeline import Pipeline
 from turbogr_compile.rule import RuleSet, rule
 from turbogr_compile.testing import assert_near_miss, assert_rewrites, assert_unchanged, run_passes, trace_graph
 

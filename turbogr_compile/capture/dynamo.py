@@ -48,7 +48,7 @@ from .._torch import (
 )
 from ..errors import TurbogrError
 from ..graph.provenance import UserLine, line_of, user_line
-from ..pass_base import Phase
+from ..pipeline.pass_base import Phase
 from .normal import memory_of
 from .trace import Traced, autocast_devices, finish, functional_trace, is_size_arithmetic, remove_modes, tracked_nodes
 

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from .._torch import StorageWeakRef
 from ..graph.shapes import same_shape
-from ..pass_base import Phase
+from ..pipeline.pass_base import Phase
 
 aten = torch.ops.aten
 

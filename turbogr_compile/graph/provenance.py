@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import fx
 
-from ..pass_base import short_path
+from ..pipeline.pass_base import short_path
 from ..registry import HOME, ROOMS
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')

@@ -30,8 +30,8 @@ import torch
 from torch import fx
 
 from .. import _torch
-from ..context import expression
 from ..errors import TurbogrError
+from ..pipeline.context import expression
 from ..prologue import (
     KEY,
     Call,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..errors import TurbogrError
-from ..remarks import warn
+from ..pipeline.remarks import warn
 
 
 def seed_of(run: int, graph: str, number: int) -> int:

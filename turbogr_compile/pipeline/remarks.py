@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass
 from enum import Enum
 
-from .graph.provenance import UserLine, is_library
+from ..graph.provenance import UserLine, is_library
 
 
 def warn(text: str) -> None:

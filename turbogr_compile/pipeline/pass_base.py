@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import fx
 
-from .errors import PipelineError, did_you_mean
-from .registry import HOME
+from ..errors import PipelineError, did_you_mean
+from ..registry import HOME
 
 if TYPE_CHECKING:
     from .context import Context

@@ -12,7 +12,7 @@ import sympy
 import torch
 from torch import fx
 
-from .graph.provenance import Origin, inherit, line_of
+from ..graph.provenance import Origin, inherit, line_of
 from .pass_base import Pass, Role, Site, Vocabulary
 from .remarks import Remark, RemarkKind
 

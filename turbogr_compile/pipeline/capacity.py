@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from .errors import OptionError
+from ..errors import OptionError
 
 POWERS = "pow2"
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from ..registry import HOME, PACKAGE, ROOMS, sources_of
 from .options import Options
-from .registry import HOME, PACKAGE, ROOMS, sources_of
 
 FORMAT = 2
 # Rooms that change no compiled code: they show what happened, or use the compiler as anybody does.

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Protocol
 
 from torch import fx
 
-from .errors import OptionError, TargetError, did_you_mean
+from ..errors import OptionError, TargetError, did_you_mean
+from ..registry import Registry
 from .pass_base import Phase, Role, Vocabulary
-from .registry import Registry
 from .remarks import Remark
 
 log = logging.getLogger("turbogr_compile.target")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import OptionError, did_you_mean
 from .capacity import Capacity
-from .errors import OptionError, did_you_mean
 from .instrument import Instrument
 from .pipeline import Pipeline
 from .target import find_target

@@ -15,8 +15,8 @@ from typing import Any
 
 import networkx as nx
 
+from ..errors import PipelineError, did_you_mean
 from . import catalogue
-from .errors import PipelineError, did_you_mean
 from .pass_base import Pass, Phase, Site, build, declaration_site, parse_spec, split_specs
 
 

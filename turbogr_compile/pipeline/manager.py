@@ -14,12 +14,12 @@ from typing import Any
 
 from torch import fx
 
-from . import _torch
+from .. import _torch
+from ..errors import PassError, VerifyError
+from ..graph import metadata
+from ..graph.provenance import line_of, line_of_error
+from ..graph.streams import stream_of
 from .context import Context, RewriteLimit
-from .errors import PassError, VerifyError
-from .graph import metadata
-from .graph.provenance import line_of, line_of_error
-from .graph.streams import stream_of
 from .instrument import GraphRun, Instrument, Step
 from .pass_base import Pass, Phase
 from .pipeline import Item, Repeat

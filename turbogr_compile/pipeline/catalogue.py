@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any, TypeVar
 
-from .errors import PipelineError
+from ..errors import PipelineError
+from ..registry import Registry
 from .pass_base import Pass, Phase, site_of
-from .registry import Registry
 
 _KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
