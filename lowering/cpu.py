@@ -17,7 +17,7 @@ from .. import _torch
 from ..graph.nodes import is_collective
 from ..pipeline.pass_base import Role
 from ..pipeline.target import BaseTarget, Hooks, Missing
-from ..runtime.agreement import agreeing
+from ..runtime.ranks.agreement import agreeing
 from .common.aot import aot
 
 aten = torch.ops.aten

@@ -16,7 +16,7 @@ from .. import _torch
 from ..graph.nodes import is_view, tensor
 from ..graph.provenance import line_of
 from ..pipeline.context import expression
-from ..prologue import KEY, Call, Provider, add_input, reading, reads
+from ..runtime.prologue import KEY, Call, Provider, add_input, reading, reads
 
 aten = torch.ops.aten
 Op = torch._ops.OpOverload

@@ -31,11 +31,11 @@ from ..graph.nodes import PLACES_OF, TRAINABLE, is_collective, is_wait, tensor, 
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
 from ..pipeline.pass_base import Pass, Phase, Role
-from ..prologue import ORIGINAL, Call, Provider, add_input, exchanging, reading, reads
-from ..runtime.line import in_turn
+from ..runtime.prologue import ORIGINAL, Call, Provider, add_input, exchanging, reading, reads
 from ..runtime.sharding.routing import Route, leave, route
 from ..runtime.sharding.stale import NEVER, allowed, fetch
 from ..runtime.sharding.table import Table, table_of
+from ..runtime.worker import in_turn
 from ._cut import Cut, Part
 from .offload_sampling import Held, is_draw
 

@@ -14,7 +14,7 @@ from ..graph.nodes import is_view, regions, returned, sizes_from, tensor
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
 from ..pipeline.pass_base import Pass, Phase
-from ..prologue import add_input, reading
+from ..runtime.prologue import add_input, reading
 
 aten = torch.ops.aten
 

@@ -17,7 +17,7 @@ from ..graph.provenance import Origin, inherit
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
 from ..pipeline.pass_base import Pass, Phase, Role
-from ..prologue import Unprovable, keep_original
+from ..runtime.prologue import Unprovable, keep_original
 from ._rows.analysis import RowAnalysis, analyse
 from ._rows.emit import Emitter
 from ._rows.ops import arg, op, rank_of

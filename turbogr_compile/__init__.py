@@ -28,11 +28,12 @@ from .pipeline.options import Options
 from .pipeline.pass_base import Pass, Phase, Role
 from .pipeline.pipeline import Pipeline, Repeat
 from .pipeline.remarks import Remark, RemarkKind
-from .prologue import RunStatistics, statistics
 from .rule import Rule, RuleSet, rule
 from .runtime.ahead import ahead
 from .runtime.checkpoint import CheckpointError, Checkpoints
+from .runtime.prologue import RunStatistics, statistics
 from .runtime.random_state import random_state
+from .runtime.ranks.watch import RanksLost, watch_ranks
 from .runtime.sharding import (
     ColumnWise,
     Hierarchical,
@@ -47,7 +48,6 @@ from .runtime.sharding import (
     plan,
     shard,
 )
-from .runtime.watch import RanksLost, watch_ranks
 
 __all__ = [
     "CheckpointError", "Checkpoints", "ColumnWise", "Context", "ExpectationError", "GraphRun", "Hierarchical",

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import fx
 
-from . import _torch, prologue
+from . import _torch
 from .capture.dynamo import CannotCapture, capture, forget_unbacked
 from .capture.normal import normalize
 from .dump import Dump
@@ -27,10 +27,11 @@ from .pipeline.pass_base import Phase, Role
 from .pipeline.pipeline import Pipeline
 from .pipeline.remarks import Remark, RemarkKind
 from .pipeline.target import find_target
+from .runtime import prologue
 from .runtime.ahead import Foresight
 from .runtime.draws import Seeds
+from .runtime.specialize import Specialized, is_rounded, open_size
 from .shadow import Shadow
-from .specialize import Specialized, is_rounded, open_size
 from .tracing import TorchTrace
 from .verify import Verifier
 

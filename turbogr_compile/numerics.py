@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from . import _torch
-from .prologue import KEY, Call, Unprovable, providers, supply
+from .runtime.prologue import KEY, Call, Unprovable, providers, supply
 
 SLACK = 8.0  # how much larger the error may become
 

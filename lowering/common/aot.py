@@ -10,7 +10,7 @@ from torch import fx
 from ... import _torch
 from ...pipeline.pass_base import Role
 from ...pipeline.target import Hooks
-from ...runtime.agreement import agreeing
+from ...runtime.ranks.agreement import agreeing
 
 GraphCompiler = Callable[[fx.GraphModule, Sequence[Any], Role], Callable[..., Any]]
 

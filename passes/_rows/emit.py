@@ -24,8 +24,8 @@ from ...graph.costs import PAIRS
 from ...graph.nodes import tensor
 from ...graph.provenance import line_of
 from ...pipeline.capacity import Capacity
-from ...prologue import add_input
-from ...specialize import ROUNDED
+from ...runtime.prologue import add_input
+from ...runtime.specialize import ROUNDED
 from .attention import Attention, Pairs
 from .axes import dim_of_cat, einsum_labels, reduced_dims, swapped
 from .bias import Biases

@@ -17,7 +17,7 @@ from torch import fx
 
 from ...graph.nodes import is_collective
 from ...pipeline.capacity import Capacity
-from ...prologue import Call, Unprovable, reading
+from ...runtime.prologue import Call, Unprovable, reading
 from .attention import Attention
 from .axes import Typing
 from .meaning import Speculation, only

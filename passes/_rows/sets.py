@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...prologue import Unprovable
+from ...runtime.prologue import Unprovable
 from .axes import Axis
 from .meaning import MINUS_INFINITY, Predicate, Within
 from .ops import Size

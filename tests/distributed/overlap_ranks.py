@@ -11,8 +11,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 
-from turbogr_compile.runtime.agreement import RanksDisagree
 from turbogr_compile.runtime.latency import delayed_group
+from turbogr_compile.runtime.ranks.agreement import RanksDisagree
 
 c10 = torch.ops._c10d_functional
 warnings.simplefilter("ignore")

@@ -13,8 +13,8 @@ from torch.func import functional_call
 
 import turbogr_compile
 from turbogr_compile.errors import PipelineError
-from turbogr_compile.prologue import RanksApart
 from turbogr_compile.runtime import sharding
+from turbogr_compile.runtime.prologue import RanksApart
 from turbogr_compile.runtime.sharding import staleness
 from turbogr_compile.runtime.sharding.stale import TooStale
 

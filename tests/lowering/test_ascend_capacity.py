@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import turbogr_compile
-from turbogr_compile import specialize
 from turbogr_compile.lowering._ge import native
-from turbogr_compile.prologue import Unprovable, statistics
-from turbogr_compile.specialize import Specialized, open_size
+from turbogr_compile.runtime import specialize
+from turbogr_compile.runtime.prologue import Unprovable, statistics
+from turbogr_compile.runtime.specialize import Specialized, open_size
 
 from .models import HSTU, ITEMS, LENGTH, SASRec
 from .simulator import needs_torchair

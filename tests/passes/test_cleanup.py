@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import turbogr_compile
-from turbogr_compile.prologue import providers
+from turbogr_compile.runtime.prologue import providers
 from turbogr_compile.testing import assert_rewrites, assert_unchanged, run_passes, trace_graph
 
 XY = "f32[a, b] f32[a, b]"

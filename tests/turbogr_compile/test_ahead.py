@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 import turbogr_compile
-from turbogr_compile import Pass, Phase, ahead, prologue
+from turbogr_compile import Pass, Phase, ahead
 from turbogr_compile.errors import TurbogrError
-from turbogr_compile.prologue import Call, Unprovable, add_input, keep_original, reading
-from turbogr_compile.runtime import draws
+from turbogr_compile.runtime import draws, prologue
 from turbogr_compile.runtime.batches import pairs
+from turbogr_compile.runtime.prologue import Call, Unprovable, add_input, keep_original, reading
 
 aten = torch.ops.aten
 

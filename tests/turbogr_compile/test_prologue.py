@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 import turbogr_compile
-from turbogr_compile import Pass, Phase, prologue
+from turbogr_compile import Pass, Phase
 from turbogr_compile.errors import TurbogrError
-from turbogr_compile.prologue import Call, Unprovable, add_input, keep_original, original_of, providers
+from turbogr_compile.runtime import prologue
+from turbogr_compile.runtime.prologue import Call, Unprovable, add_input, keep_original, original_of, providers
 from turbogr_compile.testing import run_passes, trace_graph
 
 aten = torch.ops.aten

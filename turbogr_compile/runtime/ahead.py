@@ -32,21 +32,10 @@ from torch import fx
 from .. import _torch
 from ..errors import TurbogrError
 from ..pipeline.context import expression
-from ..prologue import (
-    KEY,
-    Call,
-    Exchange,
-    Provider,
-    RanksApart,
-    RunStatistics,
-    Unprovable,
-    exchanges,
-    reads,
-    supply,
-)
 from .batches import pairs
 from .draws import Seeds
-from .line import on_line, opened
+from .prologue import KEY, Call, Exchange, Provider, RanksApart, RunStatistics, Unprovable, exchanges, reads, supply
+from .worker import on_line, opened
 
 log = logging.getLogger("turbogr_compile.runtime")
 Batch = TypeVar("Batch")

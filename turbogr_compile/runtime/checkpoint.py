@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from ..errors import OptionError, TurbogrError
+from .ranks.together import Together
 from .sharding.optim import RowOptimizer
 from .sharding.state import ORDER
-from .together import Together
 
 FORMAT = 1
 ABOUT, REST = "about.json", "rest.pickle"

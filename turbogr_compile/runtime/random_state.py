@@ -13,7 +13,7 @@ import torch
 
 from ..errors import TurbogrError
 from . import draws
-from .together import Together
+from .ranks.together import Together
 
 
 def random_state(group: Any = None) -> RandomState:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from ... import _torch
 from ...errors import TurbogrError
-from ..selftest import check_collectives
+from ..ranks.selftest import check_collectives
 from .embedding import ShardedEmbedding
 from .layout import Layout
+from .mesh import Ranks
 from .placements import Hierarchical, Placement, Replicated
 from .plan import Plan, Planned, unsuited
-from .ranks import Ranks
 from .table import Table
 
 Init = Callable[[Tensor, torch.Generator], Any]

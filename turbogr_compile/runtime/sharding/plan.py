@@ -11,8 +11,8 @@ from torch import nn
 
 from ...errors import OptionError, did_you_mean
 from .layout import Layout
+from .mesh import Ranks, ranks_of
 from .placements import ColumnWise, Hierarchical, Placement, Replicated, RowWise, TableWise
-from .ranks import Ranks, ranks_of
 
 MIB = 2**20
 

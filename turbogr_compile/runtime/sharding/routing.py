@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...prologue import RanksApart
+from ..prologue import RanksApart
 from .table import Table
 
 _INT32 = 2**31

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...errors import TurbogrError
 from ...kernels.declare import declare, require_tensor
-from ..line import in_turn
+from ..worker import in_turn
 from .delays import Staleness
 from .table import SLOTS, Sent, Table, table_of
 

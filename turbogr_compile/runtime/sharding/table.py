@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import TurbogrError
-from ..line import current, on_line, without_gradient
+from ..worker import current, on_line, without_gradient
 from .delays import Staleness
 from .layout import Layout
 

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from . import _torch
-from .errors import TurbogrError
-from .pipeline.remarks import warn
+from .. import _torch
+from ..errors import TurbogrError
+from ..pipeline.remarks import warn
 
 KEY = "turbogr_provider"
 ORIGINAL = "turbogr_original"

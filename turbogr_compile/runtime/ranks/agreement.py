@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from .. import _torch
-from ..errors import TurbogrError
-from ..graph.nodes import is_collective
-from ..graph.provenance import line_of
-from ..graph.text import dtype_text
+from ... import _torch
+from ...errors import TurbogrError
+from ...graph.nodes import is_collective
+from ...graph.provenance import line_of
+from ...graph.text import dtype_text
 
 _OF_EACH_RANK = {"all_to_all_single"}  # how many rows go where is a rank's own business
 _SIZES = {"output_split_sizes", "input_split_sizes"}

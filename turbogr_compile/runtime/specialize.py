@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from . import _torch
-from .errors import TurbogrError
+from .. import _torch
+from ..errors import TurbogrError
 from .prologue import Call, Unprovable
 
 ROUNDED = "turbogr_rounded"  # on inputs with one entry per row of a set that is rounded

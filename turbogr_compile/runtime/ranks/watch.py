@@ -23,8 +23,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .. import _torch
-from ..errors import OptionError, TurbogrError
+from ... import _torch
+from ...errors import OptionError, TurbogrError
 
 _NUMBERS = itertools.count()
 FINISHED, GAVE_UP = "finished", "gave up waiting for others"  # the latter is no cause

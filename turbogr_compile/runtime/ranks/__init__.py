@@ -1,0 +1,1 @@
+"""Processes that act as one: agreeing, reporting together, watching each other."""
