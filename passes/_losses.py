@@ -15,7 +15,7 @@ from .. import (
 )
 from ..graph.nodes import tensor
 from ..graph.shapes import same_shape, same_size
-from ..pattern import arguments
+from ..rules.pattern import arguments
 
 aten, ops = torch.ops.aten, torch.ops.turbogr
 HALF = (torch.float16, torch.bfloat16)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..pipeline.pass_base import Phase
-from ..rule import RuleSet
+from ..rules.rule import RuleSet
 
 fold_views = RuleSet(
     "fold-views",

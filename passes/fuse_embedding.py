@@ -8,7 +8,7 @@ from .. import (
     kernels,  # noqa: F401  (defines the ops)
 )
 from ..pipeline.pass_base import Phase
-from ..rule import rule
+from ..rules.rule import rule
 
 aten, ops = torch.ops.aten, torch.ops.turbogr
 

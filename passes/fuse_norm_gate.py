@@ -9,9 +9,9 @@ from .. import (
     kernels,  # noqa: F401  (defines the ops)
 )
 from ..graph.shapes import same_shape
-from ..match import Match
 from ..pipeline.pass_base import Phase
-from ..rule import RuleSet
+from ..rules.match import Match
+from ..rules.rule import RuleSet
 
 ops = torch.ops.turbogr
 

@@ -13,10 +13,10 @@ from .. import (
     kernels,  # noqa: F401  (defines the ops)
 )
 from ..graph.nodes import tensor
-from ..pattern import arguments
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
 from ..pipeline.pass_base import Pass, Phase
+from ..rules.pattern import arguments
 
 aten, ops = torch.ops.aten, torch.ops.turbogr
 GATHER = ops.gather_rows.default

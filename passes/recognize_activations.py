@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ..pipeline.pass_base import Phase
-from ..rule import RuleSet
+from ..rules.rule import RuleSet
 
 recognize_activations = RuleSet(
     "recognize-activations",

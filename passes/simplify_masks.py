@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..pipeline.pass_base import Phase
-from ..rule import RuleSet
+from ..rules.rule import RuleSet
 
 simplify_masks = RuleSet(
     "simplify-masks",

@@ -28,7 +28,7 @@ from .pipeline.options import Options
 from .pipeline.pass_base import Pass, Phase, Role
 from .pipeline.pipeline import Pipeline, Repeat
 from .pipeline.remarks import Remark, RemarkKind
-from .rule import Rule, RuleSet, rule
+from .rules.rule import Rule, RuleSet, rule
 from .runtime.ahead import ahead
 from .runtime.checkpoint import CheckpointError, Checkpoints
 from .runtime.prologue import RunStatistics, statistics

@@ -25,16 +25,16 @@ from ._torch import TorchDispatchMode, trying
 from .capture import trace as functional
 from .graph.shapes import Dim, TensorSpec, as_specs, real_inputs, same_literal, sizes_of, symbolic_inputs
 from .graph.text import diff_text, graph_text, type_text
-from .match import Matcher, State
 from .numerics import compare
-from .pattern import Pattern, is_value, literal_of
 from .pipeline.context import Context, NearMiss
 from .pipeline.instrument import GraphRun, Instrument
 from .pipeline.manager import Manager
 from .pipeline.options import Options
 from .pipeline.pass_base import Pass, Phase, Role, Vocabulary
 from .pipeline.pipeline import Pipeline
-from .rule import Rule, RuleSet, Spelling
+from .rules.match import Matcher, State
+from .rules.pattern import Pattern, is_value, literal_of
+from .rules.rule import Rule, RuleSet, Spelling
 from .verify import Verifier
 
 Function = Callable[..., Any]

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ...graph.nodes import tensor
-from ...pattern import arguments
+from ...rules.pattern import arguments
 from .._losses import value_of
 
 aten, ops = torch.ops.aten, torch.ops.turbogr

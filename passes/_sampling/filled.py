@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...pattern import arguments
+from ...rules.pattern import arguments
 from .norms import number_of
 
 aten = torch.ops.aten

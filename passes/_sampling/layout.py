@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ...graph.shapes import same_size
-from ...pattern import arguments
+from ...rules.pattern import arguments
 from .._losses import Refused, _order, value_of
 from .plans import Plan
 from .tables import Read, Rows

@@ -11,7 +11,7 @@ from torch import fx
 
 from ...graph.nodes import PLACES_OF, tensor
 from ...graph.shapes import same_size
-from ...pattern import arguments
+from ...rules.pattern import arguments
 from .._losses import _order, value_of
 from .find import Found
 from .norms import number_of

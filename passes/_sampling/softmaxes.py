@@ -9,7 +9,7 @@ from torch import fx
 
 from ...graph.nodes import tensor
 from ...graph.shapes import same_size
-from ...pattern import arguments
+from ...rules.pattern import arguments
 from .._losses import value_of
 from .filled import filled_with, fillers
 from .find import Found

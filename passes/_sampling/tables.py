@@ -13,7 +13,7 @@ from ... import (
     kernels,  # noqa: F401  (defines the ops)
 )
 from ...graph.nodes import tensor
-from ...pattern import arguments
+from ...rules.pattern import arguments
 from .._losses import Refused, value_of
 from .plans import Plan
 

@@ -324,7 +324,7 @@ def test_decorator_form():
 @pytest.mark.parametrize("codegen", CODEGENS)
 def test_post_grad_rule_speaks_the_targets_vocabulary(codegen):
     """`silu` is one op for one code generator and taken apart for the other; the rule is the same."""
-    from turbogr_compile.rule import RuleSet
+    from turbogr_compile.rules.rule import RuleSet
 
     rules = RuleSet(f"test-square-silu-{codegen}", phase=Phase.POST_GRAD, doc="Square before, not after.")
 

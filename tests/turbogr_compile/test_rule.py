@@ -16,7 +16,7 @@ from turbogr_compile.pipeline import catalogue
 from turbogr_compile.pipeline.context import Context
 from turbogr_compile.pipeline.pass_base import Phase, Role, Vocabulary, declaration_site
 from turbogr_compile.pipeline.pipeline import Pipeline
-from turbogr_compile.rule import RuleSet, rule
+from turbogr_compile.rules.rule import RuleSet, rule
 from turbogr_compile.testing import assert_near_miss, assert_rewrites, assert_unchanged, run_passes, trace_graph
 
 PRE, POST = Phase.PRE_GRAD, Phase.POST_GRAD

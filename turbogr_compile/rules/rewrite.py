@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from .errors import PassError, TurbogrError
-from .graph.nodes import sizes_from
-from .graph.provenance import line_of
-from .graph.shapes import same_shape
-from .graph.text import type_text
+from ..errors import PassError, TurbogrError
+from ..graph.nodes import sizes_from
+from ..graph.provenance import line_of
+from ..graph.shapes import same_shape
+from ..graph.text import type_text
+from ..pipeline.context import Context
+from ..pipeline.pass_base import Vocabulary
 from .match import Match, storage
 from .pattern import is_value, trace_holes
-from .pipeline.context import Context
-from .pipeline.pass_base import Vocabulary
 from .search import Search
 
 if TYPE_CHECKING:

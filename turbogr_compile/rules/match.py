@@ -15,22 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from ._torch import mutated_arguments
-from .errors import PassError, TurbogrError
-from .graph.provenance import line_of
-from .graph.shapes import TensorSpec, known, same_literal, same_shape, same_size
-from .graph.text import dtype_text, target_text, type_text
-from .obstacles import (
-    not_a_literal,
-    not_shared,
-    two_values,
-    wrong_count,
-    wrong_literal,
-    wrong_op,
-    wrong_shape,
-)
+from .._torch import mutated_arguments
+from ..errors import PassError, TurbogrError
+from ..graph.provenance import line_of
+from ..graph.shapes import TensorSpec, known, same_literal, same_shape, same_size
+from ..graph.text import dtype_text, target_text, type_text
+from ..pipeline.context import Obstacle
+from .obstacles import not_a_literal, not_shared, two_values, wrong_count, wrong_literal, wrong_op, wrong_shape
 from .pattern import Path, Pattern, arguments, holds_values, is_value, literal_of
-from .pipeline.context import Obstacle
 
 if TYPE_CHECKING:
     from .rule import Rule

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ._torch import without_autocast
-from .capture import trace as functional
-from .pipeline.pass_base import Vocabulary
+from .._torch import without_autocast
+from ..capture import trace as functional
+from ..pipeline.pass_base import Vocabulary
 
 Path = tuple[Any, ...]  # argument name, then positions inside nested lists
 _SCALARS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from .graph.shapes import same_literal
-from .graph.text import target_text, type_text, value_text
+from ..graph.shapes import same_literal
+from ..graph.text import target_text, type_text, value_text
+from ..pipeline.context import Obstacle
 from .pattern import literal_of
-from .pipeline.context import Obstacle
 
 
 def _wanted_text(wanted: Any) -> str:

@@ -31,14 +31,14 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from ._torch import outside_compilation, trying
-from .errors import OptionError, RuleError
-from .graph.shapes import Dim, TensorSpec, generic_inputs, parse_inputs, same_literal
+from .._torch import outside_compilation, trying
+from ..errors import OptionError, RuleError
+from ..graph.shapes import Dim, TensorSpec, generic_inputs, parse_inputs, same_literal
+from ..pipeline.catalogue import register
+from ..pipeline.context import Context
+from ..pipeline.pass_base import ALL_ROLES, Pass, Phase, Role, Site, Vocabulary
 from .match import Match
 from .pattern import Pattern, literals, trace_holes
-from .pipeline.catalogue import register
-from .pipeline.context import Context
-from .pipeline.pass_base import ALL_ROLES, Pass, Phase, Role, Site, Vocabulary
 from .rewrite import apply_rules
 
 _KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*$")

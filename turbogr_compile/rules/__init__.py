@@ -1,0 +1,1 @@
+"""Declarative rewrites: patterns, matching, reasons for near misses, replacement."""
