@@ -19,7 +19,7 @@ from ..graph.text import target_text
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
 from ..pipeline.pass_base import Pass, Phase
-from ..timeline import arm, block, duration, timeline_text, wait
+from ..show.timeline import arm, block, duration, timeline_text, wait
 from ._schedule.costs import Costs, read_costs
 from ._schedule.dependences import dependences, is_async, started_by
 from ._schedule.order import schedule

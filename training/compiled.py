@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import turbogr_compile as turbogr
 
-from ..recording import Recording
+from ..show.recording import Recording
 from . import storage
 from .config import SHARED, Config
 

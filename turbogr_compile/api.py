@@ -19,8 +19,8 @@ from .pipeline.options import Options
 from .pipeline.pass_base import Phase, Role, Vocabulary
 from .pipeline.pipeline import Pipeline
 from .pipeline.target import find_target
-from .recording import Recording
-from .report import report_text
+from .show.recording import Recording
+from .show.report import report_text
 
 # Generative recommenders index with boolean masks and read lengths: without these, Dynamo cuts the graph there.
 FLAGS = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}

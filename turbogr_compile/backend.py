@@ -16,7 +16,6 @@ from torch import fx
 from . import _torch
 from .capture.dynamo import CannotCapture, capture, forget_unbacked
 from .capture.normal import normalize
-from .dump import Dump
 from .errors import TurbogrError
 from .expectations import Expectations
 from .pipeline.cache_key import cache_key
@@ -32,7 +31,8 @@ from .runtime.ahead import Foresight
 from .runtime.draws import Seeds
 from .runtime.specialize import Specialized, is_rounded, open_size
 from .shadow import Shadow
-from .tracing import TorchTrace
+from .show.dump import Dump
+from .show.torch_trace import TorchTrace
 from .verify import Verifier
 
 log = logging.getLogger("turbogr_compile.pipeline")

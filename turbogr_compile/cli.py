@@ -24,7 +24,6 @@ from .bisection import Snapshots, find_culprits, first_bad
 from .cost import add_arguments as _cost_arguments
 from .cost import cost
 from .doctor import diagnose, doctor_text
-from .dump import open_directory
 from .errors import OptionError, PipelineError, TurbogrError, did_you_mean
 from .fetch import fetch_torchair
 from .graph.provenance import line_of_error
@@ -36,13 +35,14 @@ from .pipeline.options import Options
 from .pipeline.pass_base import Pass, Phase, declaration_site
 from .pipeline.pipeline import Pipeline
 from .progress import progress
-from .record import snapshot_text
-from .recording import pipeline_order
-from .report import report_text
+from .show.diagram import order_svg
+from .show.dump import open_directory
+from .show.record import snapshot_text
+from .show.recording import pipeline_order
+from .show.report import report_text
+from .show.view import write_view
 from .simulate import add_arguments as _simulate_arguments
 from .simulate import simulate
-from .svg import order_svg
-from .view import write_view
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from .errors import ExpectationError
 from .pipeline.instrument import GraphRun, Instrument
 from .pipeline.options import read_expectation
-from .report import near_miss_lines
+from .show.report import near_miss_lines
 
 _RELATIONS = {"==": operator.eq, ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 

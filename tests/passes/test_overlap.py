@@ -26,7 +26,7 @@ from turbogr_compile.pipeline.instrument import GraphRun
 from turbogr_compile.pipeline.manager import Manager
 from turbogr_compile.pipeline.options import Options
 from turbogr_compile.pipeline.pass_base import Phase, Role, Vocabulary
-from turbogr_compile.timeline import timeline_svg, timeline_text
+from turbogr_compile.show.timeline import timeline_svg, timeline_text
 from turbogr_compile.verify import Verifier
 
 X, W = torch.randn(4, 3), torch.randn(3, 3)

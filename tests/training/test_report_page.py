@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from turbogr_compile import cli
-from turbogr_compile.charts import Axis, Bar, Series, apart, axis, bars, plot
 from turbogr_compile.errors import OptionError
+from turbogr_compile.show.charts import Axis, Bar, Series, apart, axis, bars, plot
 from turbogr_compile.training.report import page_model, read_run, write_report
 from turbogr_compile.training.report.page import MOST_POINTS, thinned
 

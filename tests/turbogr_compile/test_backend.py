@@ -18,7 +18,7 @@ import turbogr_compile
 from turbogr_compile import Instrument, Pass, Phase, Role, _torch
 from turbogr_compile.errors import ExpectationError, OptionError, TargetError
 from turbogr_compile.pipeline.target import find_target
-from turbogr_compile.recording import Recording
+from turbogr_compile.show.recording import Recording
 
 CODEGENS = ["aten", pytest.param("inductor", marks=pytest.mark.slow)]
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import turbogr_compile
-from turbogr_compile import dump as dump_module
+from turbogr_compile.show import dump as dump_module
 
 
 def step(x, w):

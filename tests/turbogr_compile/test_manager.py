@@ -16,7 +16,7 @@ from turbogr_compile.pipeline.manager import Manager
 from turbogr_compile.pipeline.options import Options
 from turbogr_compile.pipeline.pass_base import Pass, Phase, Role, Vocabulary
 from turbogr_compile.pipeline.pipeline import Pipeline, Repeat
-from turbogr_compile.recording import Recording
+from turbogr_compile.show.recording import Recording
 from turbogr_compile.testing import trace_graph
 from turbogr_compile.verify import Verifier
 

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from turbogr_compile import svg
+from turbogr_compile.show import diagram as svg
 
 NS = "{http://www.w3.org/2000/svg}"
 HOSTILE = 'x = "</title><script>alert(1)</script>" & \x07'

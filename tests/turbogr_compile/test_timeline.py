@@ -6,8 +6,8 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
-from turbogr_compile.timeline import arm, block, duration, timeline_svg, timeline_text, wait
-from turbogr_compile.view import page_model
+from turbogr_compile.show.timeline import arm, block, duration, timeline_svg, timeline_text, wait
+from turbogr_compile.show.view import page_model
 
 
 def timeline(name: str = "all_reduce") -> dict:

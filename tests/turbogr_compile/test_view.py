@@ -19,12 +19,12 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from turbogr_compile import view
 from turbogr_compile.errors import TurbogrError
 from turbogr_compile.graph.provenance import Origin, inherit, line_of
 from turbogr_compile.pipeline.pass_base import Phase, Role
 from turbogr_compile.pipeline.remarks import Remark, RemarkKind
-from turbogr_compile.record import Recorder
+from turbogr_compile.show import view
+from turbogr_compile.show.record import Recorder
 
 HOSTILE = 'x = "</script><img src=x onerror=alert(1)>"  # <!--<script>'
 MODEL = f"""\

@@ -8,11 +8,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ...charts import Bar, bars
 from ...errors import OptionError
 from ...files import replace_file
 from ...graph.text import table
-from ...page import render
+from ...show.charts import Bar, bars
+from ...show.page import render
 from .catalogue import PROVENANCES, README
 
 TINY = "Tiny sizes only show that everything runs: their figures mean nothing."

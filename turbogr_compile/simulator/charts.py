@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..charts import WIDTH, Axis, Series, escape, plot, svg
+from ..show.charts import WIDTH, Axis, Series, escape, plot, svg
 
 SHARES = (
     ("utilisation", "compute"),

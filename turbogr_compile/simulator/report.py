@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import OptionError
 from ..files import replace_file
 from ..graph.text import table
-from ..page import render
+from ..show.page import render
 from . import charts
 from .events import RESOURCES
 from .figures import PROVENANCES, Figure, assumptions

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import _torch
-from .graph.text import diff_text
-from .pipeline.instrument import GraphRun
-from .pipeline.remarks import Remark
+from .. import _torch
+from ..graph.text import diff_text
+from ..pipeline.instrument import GraphRun
+from ..pipeline.remarks import Remark
 from .record import snapshot_text
 from .recording import UnobtrusiveRecording
 from .report import step_header

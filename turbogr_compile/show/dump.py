@@ -29,13 +29,13 @@ from typing import Any
 
 import torch
 
-from . import svg
-from .files import replace_file
-from .graph.text import diff_text
-from .pipeline.cache_key import cache_key
-from .pipeline.instrument import GraphRun, Step
-from .pipeline.options import Options
-from .pipeline.remarks import Remark, warn
+from ..files import replace_file
+from ..graph.text import diff_text
+from ..pipeline.cache_key import cache_key
+from ..pipeline.instrument import GraphRun, Step
+from ..pipeline.options import Options
+from ..pipeline.remarks import Remark, warn
+from . import diagram as svg
 from .record import snapshot_text
 from .recording import UnobtrusiveRecording, add_lowered
 from .report import step_header, summary_text

@@ -26,10 +26,10 @@ from typing import Any
 
 from torch import fx
 
-from .graph.provenance import Origin, UserLine, line_of
-from .graph.text import args_text, layout, node_text, target_text, type_text
-from .pipeline.pass_base import short_path
-from .pipeline.remarks import Remark
+from ..graph.provenance import Origin, UserLine, line_of
+from ..graph.text import args_text, layout, node_text, target_text, type_text
+from ..pipeline.pass_base import short_path
+from ..pipeline.remarks import Remark
 
 FORMAT = 1
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from . import _torch
-from .pipeline.instrument import GraphRun
-from .pipeline.pass_base import Phase
-from .registry import PACKAGE
+from .. import _torch
+from ..pipeline.instrument import GraphRun
+from ..pipeline.pass_base import Phase
+from ..registry import PACKAGE
 
 SMALL = 64  # constants up to this many values are written out
 

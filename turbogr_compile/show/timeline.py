@@ -13,7 +13,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from .charts import round_step
-from .svg import document
+from .diagram import document
 
 STREAMS = ("compute", "communication", "host")
 FEWEST = 1 / 250  # of the whole: neighbours shorter than that become one block

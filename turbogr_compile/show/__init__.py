@@ -1,0 +1,1 @@
+"""What the compiler did, shown: records, texts, dumps, the viewer page, drawings."""
