@@ -16,8 +16,10 @@ from torch import fx
 from . import _torch
 from .capture.dynamo import CannotCapture, capture, forget_unbacked
 from .capture.normal import normalize
+from .check.expectations import Expectations
+from .check.validate import Shadow
+from .check.verify import Verifier
 from .errors import TurbogrError
-from .expectations import Expectations
 from .pipeline.cache_key import cache_key
 from .pipeline.instrument import GraphRun, Instrument
 from .pipeline.manager import Manager
@@ -30,10 +32,8 @@ from .runtime import prologue
 from .runtime.ahead import Foresight
 from .runtime.draws import Seeds
 from .runtime.specialize import Specialized, is_rounded, open_size
-from .shadow import Shadow
 from .show.dump import Dump
 from .show.torch_trace import TorchTrace
-from .verify import Verifier
 
 log = logging.getLogger("turbogr_compile.pipeline")
 

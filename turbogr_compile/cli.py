@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .api import Report, explain
-from .bisection import Snapshots, find_culprits, first_bad
+from .check.bisection import Snapshots, find_culprits, first_bad
 from .cost import add_arguments as _cost_arguments
 from .cost import cost
 from .doctor import diagnose, doctor_text

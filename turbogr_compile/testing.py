@@ -23,9 +23,10 @@ from torch.utils.flop_counter import flop_registry
 
 from ._torch import TorchDispatchMode, trying
 from .capture import trace as functional
+from .check.numerics import compare
+from .check.verify import Verifier
 from .graph.shapes import Dim, TensorSpec, as_specs, real_inputs, same_literal, sizes_of, symbolic_inputs
 from .graph.text import diff_text, graph_text, type_text
-from .numerics import compare
 from .pipeline.context import Context, NearMiss
 from .pipeline.instrument import GraphRun, Instrument
 from .pipeline.manager import Manager
@@ -35,7 +36,6 @@ from .pipeline.pipeline import Pipeline
 from .rules.match import Matcher, State
 from .rules.pattern import Pattern, is_value, literal_of
 from .rules.rule import Rule, RuleSet, Spelling
-from .verify import Verifier
 
 Function = Callable[..., Any]
 Inputs = str | Sequence[TensorSpec]

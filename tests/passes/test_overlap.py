@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from turbogr_compile import _torch
 from turbogr_compile.capture.trace import trace_with_lines
+from turbogr_compile.check.verify import Verifier
 from turbogr_compile.errors import PassError
 from turbogr_compile.graph.nodes import is_collective, is_view, is_wait
 from turbogr_compile.graph.streams import COMMUNICATION, HOST, put_on, stream_of
@@ -27,7 +28,6 @@ from turbogr_compile.pipeline.manager import Manager
 from turbogr_compile.pipeline.options import Options
 from turbogr_compile.pipeline.pass_base import Phase, Role, Vocabulary
 from turbogr_compile.show.timeline import timeline_svg, timeline_text
-from turbogr_compile.verify import Verifier
 
 X, W = torch.randn(4, 3), torch.randn(3, 3)
 BIG, SQUARE = torch.randn(256, 256), torch.randn(256, 256)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import fx
 
+from turbogr_compile.check.verify import Verifier
 from turbogr_compile.errors import PassError, VerifyError
 from turbogr_compile.graph.provenance import Origin
 from turbogr_compile.pipeline.instrument import GraphRun
@@ -18,7 +19,6 @@ from turbogr_compile.pipeline.pass_base import Pass, Phase, Role, Vocabulary
 from turbogr_compile.pipeline.pipeline import Pipeline, Repeat
 from turbogr_compile.show.recording import Recording
 from turbogr_compile.testing import trace_graph
-from turbogr_compile.verify import Verifier
 
 aten = torch.ops.aten
 

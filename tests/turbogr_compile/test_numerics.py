@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from turbogr_compile.numerics import compare, compare_graphs
+from turbogr_compile.check.numerics import compare, compare_graphs
 from turbogr_compile.testing import trace_graph
 
 

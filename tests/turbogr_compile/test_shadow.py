@@ -17,10 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 import turbogr_compile
 from turbogr_compile import Pass, Phase
+from turbogr_compile.check.validate import DIFFERS, agree, distance, draws
 from turbogr_compile.errors import VerifyError
 from turbogr_compile.runtime import prologue
 from turbogr_compile.runtime.prologue import Unprovable, add_input, keep_original
-from turbogr_compile.shadow import DIFFERS, agree, distance, draws
 from turbogr_compile.show.recording import Recording
 from turbogr_compile.testing import trace_graph
 

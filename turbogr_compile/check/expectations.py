@@ -5,10 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 
-from .errors import ExpectationError
-from .pipeline.instrument import GraphRun, Instrument
-from .pipeline.options import read_expectation
-from .show.report import near_miss_lines
+from ..errors import ExpectationError
+from ..pipeline.instrument import GraphRun, Instrument
+from ..pipeline.options import read_expectation
+from ..show.report import near_miss_lines
 
 _RELATIONS = {"==": operator.eq, ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 

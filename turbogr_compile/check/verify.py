@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from . import _torch
-from .errors import VerifyError
-from .graph import metadata
-from .graph.provenance import Origin
-from .graph.text import type_text
+from .. import _torch
+from ..errors import VerifyError
+from ..graph import metadata
+from ..graph.provenance import Origin
+from ..graph.text import type_text
+from ..pipeline.instrument import GraphRun, Instrument, Step
+from ..pipeline.pass_base import Phase, build, parse_spec
 from .numerics import compare_graphs
-from .pipeline.instrument import GraphRun, Instrument, Step
-from .pipeline.pass_base import Phase, build, parse_spec
 
 
 class Verifier(Instrument):

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from . import _torch
-from .runtime.prologue import KEY, Call, Unprovable, providers, supply
+from .. import _torch
+from ..runtime.prologue import KEY, Call, Unprovable, providers, supply
 
 SLACK = 8.0  # how much larger the error may become
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from . import _torch
-from .graph.provenance import UserLine, line_of
+from .. import _torch
+from ..graph.provenance import UserLine, line_of
+from ..pipeline.context import Rewrite
+from ..pipeline.instrument import GraphRun, Instrument, Step
+from ..pipeline.manager import Manager
 from .numerics import Verdict, compare_graphs
-from .pipeline.context import Rewrite
-from .pipeline.instrument import GraphRun, Instrument, Step
-from .pipeline.manager import Manager
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Instruments that judge: invariants, numbers, expectations, which pass is to blame."""
