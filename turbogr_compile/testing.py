@@ -22,7 +22,7 @@ from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from ._torch import TorchDispatchMode, trying
-from .capture import trace as functional
+from .capture import trace as tracing
 from .check.numerics import compare
 from .check.verify import Verifier
 from .graph.shapes import Dim, TensorSpec, as_specs, real_inputs, same_literal, sizes_of, symbolic_inputs
@@ -44,7 +44,7 @@ Inputs = str | Sequence[TensorSpec]
 def trace_graph(fn: Function, inputs: Inputs | Sequence[torch.Tensor], phase: Phase = Phase.PRE_GRAD) -> fx.GraphModule:
     """The function in the normal form of a phase, with its own source lines; named dims are symbolic sizes."""
     tensors = symbolic_inputs(inputs) if _is_text(inputs) else list(inputs)  # type: ignore[arg-type]
-    return functional.trace_with_lines(fn, tensors, phase)
+    return tracing.trace_with_lines(fn, tensors, phase)
 
 
 def _is_text(inputs: Any) -> bool:

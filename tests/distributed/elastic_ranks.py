@@ -17,8 +17,8 @@ from sharded_models import Model, batch, sharded_model, whole
 from torch import nn
 
 from turbogr_compile import CheckpointError, Checkpoints, RanksLost, RowAdagrad, random_state, watch_ranks
-from turbogr_compile.runtime.ranks import selftest
-from turbogr_compile.runtime.ranks.selftest import CollectivesFail, check_collectives
+from turbogr_compile.runtime import selftest
+from turbogr_compile.runtime.selftest import CollectivesFail, check_collectives
 
 # --- ranks that are lost -------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from turbogr_compile.capture import trace as functional
+from turbogr_compile.capture import trace
 from turbogr_compile.errors import PassError, RuleError
 from turbogr_compile.graph.shapes import known
 from turbogr_compile.pipeline import catalogue
@@ -290,12 +290,11 @@ def test_rules_of_a_set_run_as_one_pass_until_none_applies():
 
 def test_importing_rules_traces_nothing():
     program = (
-        "import turbogr_compile.functional as functional\n"
+        "from turbogr_compile.capture import trace\n"
         "def no(*a, **k): raise SystemExit('traced')\n"
-        "functional.trace = no\n"
+        "trace.trace = no\n"
         "import torch\n"
-        "from turbogr_compile.rule import rule\n"
-        "from turbogr_compile.pass_base import Phase\n"
+        "from turbogr_compile import Phase, rule\n"
         "r = rule('test-lazy', phase=Phase.PRE_GRAD)(lambda x: x.relu())\n"
         "r.replace(lambda x: x)\n"
     )
@@ -306,8 +305,8 @@ def test_importing_rules_traces_nothing():
 def test_patterns_are_traced_once(monkeypatch):
     made = make("test-traced-once", lambda x: x.relu().neg(), lambda x: x.neg().relu())
     traced = []
-    original = functional.trace
-    monkeypatch.setattr(functional, "trace", lambda *a, **k: traced.append(1) or original(*a, **k))
+    original = trace.trace
+    monkeypatch.setattr(trace, "trace", lambda *a, **k: traced.append(1) or original(*a, **k))
     words = Vocabulary(made.phase)
     assert made.spellings[0].patterns(words) is made.spellings[0].patterns(words)
     assert len(traced) == 1

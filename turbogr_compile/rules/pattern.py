@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from .._torch import without_autocast
-from ..capture import trace as functional
+from ..capture import trace as tracing
 from ..pipeline.pass_base import Vocabulary
 
 Path = tuple[Any, ...]  # argument name, then positions inside nested lists
@@ -126,7 +126,7 @@ def trace_holes(
         seen.add(id(value))
     with without_autocast():  # of the code that is being compiled; a rule says its own casts
         whole = lambda *tensors: fn(*(tensors[i] for i in which), **bound)  # noqa: E731
-        module = functional.trace(whole, distinct, words.phase, words.decompositions)
+        module = tracing.trace(whole, distinct, words.phase, words.decompositions)
     holes = [p.name for p in inspect.signature(fn).parameters.values() if p.kind is not p.KEYWORD_ONLY]
     for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
         node._rename(holes[list(which).index(i)])

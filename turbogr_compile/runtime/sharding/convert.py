@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ... import _torch
 from ...errors import TurbogrError
-from ..ranks.selftest import check_collectives
+from ..selftest import check_collectives
 from .embedding import ShardedEmbedding
 from .layout import Layout
 from .mesh import Ranks

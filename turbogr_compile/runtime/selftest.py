@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ... import _torch
-from ...errors import TurbogrError
-from ...graph.text import dtype_text
+from .. import _torch
+from ..errors import TurbogrError
+from ..graph.text import dtype_text
 
 ALWAYS = (torch.int64, torch.int32)  # numbers of rows, and ids
 WIDTH = 3
