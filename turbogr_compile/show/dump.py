@@ -35,7 +35,7 @@ from ..pipeline.cache_key import cache_key
 from ..pipeline.instrument import GraphRun, Step
 from ..pipeline.options import Options
 from ..pipeline.remarks import Remark, warn
-from . import diagram as svg
+from . import diagram
 from .record import snapshot_text
 from .recording import UnobtrusiveRecording, add_lowered
 from .report import step_header, summary_text
@@ -141,8 +141,8 @@ class DumpDirectory:
             if step["status"] == "changed":
                 self._file(folder / f"{stem}.diff", diff_text(last, body))
                 self._file(folder / f"{stem}.json", json.dumps(step_facts(record, step), indent=1))
-                self._file(folder / f"{stem}.svg", svg.region_svg(record, record["steps"].index(step)))
-                self._file(folder / f"{stem}.dot", svg.region_dot(record, record["steps"].index(step)))
+                self._file(folder / f"{stem}.svg", diagram.region_svg(record, record["steps"].index(step)))
+                self._file(folder / f"{stem}.dot", diagram.region_dot(record, record["steps"].index(step)))
             last = body
         for step in record["steps"]:
             for name, text in step.get("notes", {}).items():
