@@ -19,7 +19,7 @@ from ..graph.nodes import is_collective, is_wait, tensor
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
 from ..pipeline.pass_base import Pass, Phase
-from ._schedule.costs import static_bytes
+from .schedule.costs import static_bytes
 
 aten, functional = torch.ops.aten, torch.ops._c10d_functional
 REDUCE, GATHER, SCATTER = (

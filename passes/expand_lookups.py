@@ -36,7 +36,7 @@ from ..runtime.sharding.routing import Route, leave, route
 from ..runtime.sharding.stale import NEVER, allowed, fetch
 from ..runtime.sharding.table import Table, table_of
 from ..runtime.worker import in_turn
-from ._cut import Cut, Part
+from .common.cut import Cut, Part
 from .offload_sampling import Held, is_draw
 
 aten, c10d, ops = torch.ops.aten, torch.ops._c10d_functional, torch.ops.turbogr

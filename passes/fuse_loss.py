@@ -14,7 +14,7 @@ from .._torch import is_erased
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
 from ..pipeline.pass_base import Pass, Phase
-from ._losses import HALF, READERS, SIZE, Logits, Loss, Refused, Total, logits_of, total_of, value_of
+from .common.cross_entropy import HALF, READERS, SIZE, Logits, Loss, Refused, Total, logits_of, total_of, value_of
 
 aten, ops = torch.ops.aten, torch.ops.turbogr
 

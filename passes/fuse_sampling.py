@@ -14,15 +14,15 @@ from ..graph.costs import at_hints
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
 from ..pipeline.pass_base import Pass, Phase
-from ._losses import Refused
-from ._sampling import grouped, total
-from ._sampling.asked import Asked, half_text, shared_text
-from ._sampling.emit import Emitter
-from ._sampling.find import Found, find, move_sizes
-from ._sampling.losses import SampledLoss
-from ._sampling.reading import losses_of
-from ._sampling.report import costs, drawn, mark, told
-from ._sampling.scoring import Scoring
+from .common.cross_entropy import Refused
+from .sampling import grouped, total
+from .sampling.asked import Asked, half_text, shared_text
+from .sampling.emit import Emitter
+from .sampling.find import Found, find, move_sizes
+from .sampling.losses import SampledLoss
+from .sampling.reading import losses_of
+from .sampling.report import costs, drawn, mark, told
+from .sampling.scoring import Scoring
 
 FORMS = ("lookup", "rows")
 T = TypeVar("T")

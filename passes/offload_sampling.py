@@ -24,7 +24,7 @@ from ..graph.provenance import line_of
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
 from ..pipeline.pass_base import Pass, Phase, Role
-from ._cut import Cut, seeded
+from .common.cut import Cut, seeded
 
 aten = torch.ops.aten
 INDEX_WORK = {

@@ -20,10 +20,10 @@ from ..pipeline.catalogue import register
 from ..pipeline.context import Context
 from ..pipeline.pass_base import Pass, Phase
 from ..show.timeline import arm, block, duration, timeline_text, wait
-from ._schedule.costs import Costs, read_costs
-from ._schedule.dependences import dependences, is_async, started_by
-from ._schedule.order import schedule
-from ._schedule.play import Played, play
+from .schedule.costs import Costs, read_costs
+from .schedule.dependences import dependences, is_async, started_by
+from .schedule.order import schedule
+from .schedule.play import Played, play
 
 NOTICED = 0.05  # of the time: what stays exposed beyond is remarked on
 

@@ -18,11 +18,11 @@ from ..pipeline.catalogue import register
 from ..pipeline.context import Context
 from ..pipeline.pass_base import Pass, Phase, Role
 from ..runtime.prologue import Unprovable, keep_original
-from ._rows.analysis import RowAnalysis, analyse
-from ._rows.emit import Emitter
-from ._rows.ops import arg, op, rank_of
-from ._rows.program import Program, Rows, RowSet
-from ._rows.report import analysis_text
+from .rows.analysis import RowAnalysis, analyse
+from .rows.emit import Emitter
+from .rows.ops import arg, op, rank_of
+from .rows.program import Program, Rows, RowSet
+from .rows.report import analysis_text
 
 aten = torch.ops.aten
 DROPOUT = ("packed", "padded")

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import turbogr_compile
 from turbogr_compile import Instrument, Role
-from turbogr_compile.passes._rows.bias import bucket_bounds, by_distance
+from turbogr_compile.passes.rows.bias import bucket_bounds, by_distance
 
 B, N, D, H = 5, 13, 8, 2  # no other size is a multiple of N
 PIPELINE = "remove-noops, fold-views, eliminate-common, pack-rows"

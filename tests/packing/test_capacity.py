@@ -13,7 +13,7 @@ from hypothesis import given, note, settings
 
 import turbogr_compile
 from turbogr_compile import OptionError
-from turbogr_compile.passes._rows.program import Program, Rows, RowSet
+from turbogr_compile.passes.rows.program import Program, Rows, RowSet
 from turbogr_compile.pipeline.capacity import Capacity
 from turbogr_compile.pipeline.options import Options
 from turbogr_compile.runtime.prologue import statistics

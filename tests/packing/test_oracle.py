@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 import turbogr_compile
 from turbogr_compile import GraphRun, Instrument, Step, _torch
-from turbogr_compile.passes._rows.analysis import analyse
+from turbogr_compile.passes.rows.analysis import analyse
 from turbogr_compile.runtime.prologue import statistics
 
 from .batches import SHAPES, Batch, batch

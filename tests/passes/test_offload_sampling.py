@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import turbogr_compile
 from turbogr_compile import Instrument
-from turbogr_compile.passes._cut import seeded
+from turbogr_compile.passes.common.cut import seeded
 
 aten = torch.ops.aten
 TABLE = torch.randn(30, 4, requires_grad=True)

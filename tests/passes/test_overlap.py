@@ -20,9 +20,9 @@ from turbogr_compile.errors import PassError
 from turbogr_compile.graph.nodes import is_collective, is_view, is_wait
 from turbogr_compile.graph.streams import COMMUNICATION, HOST, put_on, stream_of
 from turbogr_compile.graph.text import graph_text
-from turbogr_compile.passes._rows.program import Examples
-from turbogr_compile.passes._schedule.costs import RATES, Costs
-from turbogr_compile.passes._schedule.play import peak
+from turbogr_compile.passes.rows.program import Examples
+from turbogr_compile.passes.schedule.costs import RATES, Costs
+from turbogr_compile.passes.schedule.play import peak
 from turbogr_compile.pipeline.instrument import GraphRun
 from turbogr_compile.pipeline.manager import Manager
 from turbogr_compile.pipeline.options import Options

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 import turbogr_compile
 from turbogr_compile import Instrument
-from turbogr_compile.passes._rows import emit, rowwise
-from turbogr_compile.passes._rows.analysis import analyse
-from turbogr_compile.passes._rows.report import analysis_text
+from turbogr_compile.passes.rows import emit, rowwise
+from turbogr_compile.passes.rows.analysis import analyse
+from turbogr_compile.passes.rows.report import analysis_text
 from turbogr_compile.testing import trace_graph
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from .._losses import SIZE, Refused, value_of
+from ..common.cross_entropy import SIZE, Refused, value_of
 from .scoring import Scoring, check_types, read_elsewhere, scorings_of
 
 

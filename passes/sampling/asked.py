@@ -13,7 +13,7 @@ from torch import fx
 from ..._torch import is_erased
 from ...graph.costs import formula
 from ...pipeline.context import Context
-from .._losses import MEAN, Refused, Total, value_of
+from ..common.cross_entropy import MEAN, Refused, Total, value_of
 from .emit import copies_table
 from .find import Found
 from .losses import SampledLoss

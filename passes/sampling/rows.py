@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ...graph.nodes import tensor
-from .._losses import Refused
+from ..common.cross_entropy import Refused
 from . import factors, layout
 from .tables import EMBEDDINGS, LOOKUPS, Read, Rows, lookup
 

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from ...graph.nodes import tensor
-from .ops import (
+from .ops import (  # fmt: skip
     SPLITS,
     Size,
     arg,
@@ -32,7 +32,7 @@ from .ops import (
     size,
     size_seen,
     tensors,
-)  # fmt: skip
+)
 
 Axis = int
 Dim = list[Axis]

@@ -10,7 +10,7 @@ from torch import fx
 
 from ...graph.costs import at_hints, formula, human
 from ...pipeline.context import Context
-from .._losses import value_of
+from ..common.cross_entropy import value_of
 from . import META
 from .drawing import Drawing, drawing_of
 from .emit import leaf_ids

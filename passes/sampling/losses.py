@@ -11,7 +11,7 @@ from torch import fx
 from ...graph.nodes import tensor
 from ...graph.shapes import same_size
 from ...rules.pattern import arguments
-from .._losses import NONE, Loss, Total, total_of, value_of
+from ..common.cross_entropy import NONE, Loss, Total, total_of, value_of
 from .find import Found
 from .logits import Logits, ids_of, keeps_order, logits_of, scaled_by
 

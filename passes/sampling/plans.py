@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._losses import SIZE, value_of
+from ..common.cross_entropy import SIZE, value_of
 
 aten = torch.ops.aten
 

@@ -11,7 +11,7 @@ from torch import fx
 from ...graph.nodes import tensor
 from ...graph.shapes import same_size
 from ...rules.pattern import arguments
-from .._losses import NONE, value_of
+from ..common.cross_entropy import NONE, value_of
 from .filled import filled_with, fillers
 from .find import Found
 from .logits import Logits, keeps_order, logits_of

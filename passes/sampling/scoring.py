@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ...pipeline.context import expression
-from .._losses import HALF, SIZE, Refused, value_of
+from ..common.cross_entropy import HALF, SIZE, Refused, value_of
 from .plans import Plan
 from .products import SUMMED, Labels, Product, product_of
 from .rows import rows_of

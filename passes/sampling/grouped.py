@@ -15,7 +15,7 @@ from torch import fx
 
 from ...graph.nodes import tensor
 from ...graph.shapes import same_size
-from .._losses import MEAN, NONE, Refused, value_of
+from ..common.cross_entropy import MEAN, NONE, Refused, value_of
 from .emit import Emitter
 from .logits import Logits, root
 from .losses import SampledLoss

@@ -14,7 +14,7 @@ from ...graph.costs import at_hints
 from ...graph.nodes import tensor
 from ...graph.shapes import same_size
 from ...kernels.half_rows import BLOCK
-from .._losses import value_of
+from ..common.cross_entropy import value_of
 from .drawing import drawing_of
 from .plans import Plan, Writer
 from .products import SUMMED, Labels

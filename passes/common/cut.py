@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from .. import _torch
-from ..graph.nodes import is_view, tensor
-from ..graph.provenance import line_of
-from ..pipeline.context import expression
-from ..runtime.prologue import KEY, Call, Provider, add_input, reading, reads
+from ... import _torch
+from ...graph.nodes import is_view, tensor
+from ...graph.provenance import line_of
+from ...pipeline.context import expression
+from ...runtime.prologue import KEY, Call, Provider, add_input, reading, reads
 
 aten = torch.ops.aten
 Op = torch._ops.OpOverload

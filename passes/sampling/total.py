@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ...graph.nodes import tensor
-from .._losses import SIZE, Refused, Total, value_of
+from ..common.cross_entropy import SIZE, Refused, Total, value_of
 from .emit import Emitter, may_pad
 from .logits import Logits, ids_of, root, same
 from .losses import SampledLoss

@@ -10,12 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from .. import (
-    kernels,  # noqa: F401  (defines the ops)
-)
-from ..graph.nodes import tensor
-from ..graph.shapes import same_shape, same_size
-from ..rules.pattern import arguments
+from ...graph.nodes import tensor
+from ...graph.shapes import same_shape, same_size
+from ...rules.pattern import arguments
 
 aten, ops = torch.ops.aten, torch.ops.turbogr
 HALF = (torch.float16, torch.bfloat16)

@@ -12,7 +12,7 @@ from torch import fx
 from ...graph.nodes import tensor
 from ...graph.shapes import same_size
 from ...rules.pattern import arguments
-from .._losses import value_of
+from ..common.cross_entropy import value_of
 
 aten = torch.ops.aten
 SUMMED = "sum"  # the label of the dim that is summed over

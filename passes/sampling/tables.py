@@ -9,12 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ... import (
-    kernels,  # noqa: F401  (defines the ops)
-)
 from ...graph.nodes import tensor
 from ...rules.pattern import arguments
-from .._losses import Refused, value_of
+from ..common.cross_entropy import Refused, value_of
 from .plans import Plan
 
 aten, ops = torch.ops.aten, torch.ops.turbogr

@@ -10,7 +10,7 @@ from torch import fx
 
 from ...graph.nodes import tensor
 from ...graph.shapes import same_shape, same_size
-from .._losses import Refused, value_of
+from ..common.cross_entropy import Refused, value_of
 from .norms import normalised, number_of
 from .plans import Plan
 from .tables import Read, Rows

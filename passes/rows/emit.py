@@ -15,10 +15,7 @@ import sympy
 import torch
 from torch import fx
 
-from ... import (
-    _torch,
-    kernels,  # noqa: F401  (defines the ops)
-)
+from ... import _torch
 from ...errors import PassError
 from ...graph.costs import PAIRS
 from ...graph.nodes import tensor

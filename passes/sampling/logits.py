@@ -12,7 +12,7 @@ from torch import fx
 from ...graph.nodes import PLACES_OF, tensor
 from ...graph.shapes import same_size
 from ...rules.pattern import arguments
-from .._losses import _order, value_of
+from ..common.cross_entropy import _order, value_of
 from .find import Found
 from .norms import number_of
 from .scoring import Scoring

@@ -10,7 +10,7 @@ from torch import fx
 
 from ...graph.nodes import tensor
 from ...rules.pattern import arguments
-from .._losses import value_of
+from ..common.cross_entropy import value_of
 
 aten, ops = torch.ops.aten, torch.ops.turbogr
 _UNIFORM = {

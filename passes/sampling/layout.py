@@ -10,7 +10,7 @@ from torch import fx
 
 from ...graph.shapes import same_size
 from ...rules.pattern import arguments
-from .._losses import Refused, _order, value_of
+from ..common.cross_entropy import Refused, _order, value_of
 from .plans import Plan
 from .tables import Read, Rows
 
