@@ -16,8 +16,8 @@ from torch import fx
 
 from ..errors import TargetError
 from ..pipeline.target import BaseTarget, Hooks, Missing
-from ._ascend.pipeline import DEFAULT_PIPELINE
-from ._ascend.settings import Settings
+from .torchair.pipeline import DEFAULT_PIPELINE
+from .torchair.settings import Settings
 
 CANN = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "ASCEND_CUSTOM_OPP_PATH")  # by its set_env.sh
 
@@ -39,8 +39,8 @@ class Ascend(BaseTarget):
 
     def lower(self, module: fx.GraphModule, inputs: Sequence[Any], codegen: str, hooks: Hooks) -> Callable[..., Any]:
         from ..kernels.ascendc.load import NotReady, load
-        from ._ascend.compile import lower
-        from ._ge.torchair import INSTEAD, installed
+        from .torchair.compile import lower
+        from .torchair.load import INSTEAD, installed
 
         torchair = installed()
         try:

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 from torch import fx
 
 from ..pipeline.target import BaseTarget, Hooks, Missing
-from ._ascend.pipeline import DEFAULT_PIPELINE
-from ._ascend.settings import Settings
+from .torchair.pipeline import DEFAULT_PIPELINE
+from .torchair.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class AscendSim(BaseTarget):
     static_shapes: ClassVar[bool] = True
 
     def missing(self, codegen: str) -> list[Missing]:
-        from ._ge.torchair import find
+        from .torchair.load import find
 
         if find() is None:
             return [Missing("torchair", "turbogr doctor --fetch-torchair")]
@@ -35,7 +35,7 @@ class AscendSim(BaseTarget):
 
     def locate(self, run: Callable[[], Any]) -> str:
         """The first GE node that computes something else than the FX node it was made from."""
-        from ._ge.bisect import comparing
+        from .ge.bisect import comparing
 
         with comparing() as differences:
             run()
@@ -44,15 +44,15 @@ class AscendSim(BaseTarget):
         return "every GE graph computes what its FX graph does: the difference is older than these graphs"
 
     def lower(self, module: fx.GraphModule, inputs: Sequence[Any], codegen: str, hooks: Hooks) -> Callable[..., Any]:
-        from ._ascend.compile import lower
+        from .torchair.compile import lower
 
         return lower(_simulator(), Settings.read(hooks.target_options), module, inputs, hooks, simulated=True)
 
 
 @lru_cache(maxsize=1)
 def _simulator() -> ModuleType:
-    from ._ascend import operators, twin
-    from ._ge.torchair import simulated
+    from .torchair import operators, twin
+    from .torchair.load import simulated
 
     torchair = simulated()
     operators.register_prototypes()

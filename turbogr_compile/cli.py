@@ -25,10 +25,10 @@ from .cost import add_arguments as _cost_arguments
 from .cost import cost
 from .doctor import diagnose, doctor_text
 from .errors import OptionError, PipelineError, TurbogrError, did_you_mean
-from .fetch import fetch_torchair
 from .graph.provenance import line_of_error
 from .graph.text import diff_text, table
 from .loading import load, load_module
+from .lowering.torchair.fetch import fetch_torchair
 from .pipeline import catalogue
 from .pipeline.cache_key import cache_key, key_parts
 from .pipeline.options import Options

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from turbogr_compile.lowering._ge import graph, torchair
-from turbogr_compile.lowering._ge.dtypes import attribute_number
-from turbogr_compile.lowering._ge.interpreter import Interpreter
+from turbogr_compile.lowering.ge import graph
+from turbogr_compile.lowering.ge.dtypes import attribute_number
+from turbogr_compile.lowering.ge.interpreter import Interpreter
+from turbogr_compile.lowering.torchair import load as torchair
 
 
 def build(op: str, inputs: Sequence[Any], expected: Sequence[torch.Tensor | None], attributes: dict[str, Any]) -> Any:

@@ -18,7 +18,7 @@ import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from turbogr_compile.lowering._ge import native
+from turbogr_compile.lowering.torchair import native
 
 ITEMS, WIDTH, LENGTH, BATCH = 40, 16, 12, 4
 

@@ -12,7 +12,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from turbogr_compile.lowering._ge import graph, torchair
+from turbogr_compile.lowering.ge import graph
+from turbogr_compile.lowering.torchair import load as torchair
 
 aten = torch.ops.aten
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 import turbogr_compile
 from turbogr_compile.errors import TargetError
 from turbogr_compile.lowering import ascend_sim
-from turbogr_compile.lowering._ge import native, torchair
 from turbogr_compile.lowering.ascend import CANN
+from turbogr_compile.lowering.torchair import load as torchair
+from turbogr_compile.lowering.torchair import native
 from turbogr_compile.pipeline.target import find_target
 
 from .simulator import needs_torchair

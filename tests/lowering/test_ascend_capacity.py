@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import turbogr_compile
-from turbogr_compile.lowering._ge import native
+from turbogr_compile.lowering.torchair import native
 from turbogr_compile.runtime import specialize
 from turbogr_compile.runtime.prologue import Unprovable, statistics
 from turbogr_compile.runtime.specialize import Specialized, open_size

@@ -14,10 +14,10 @@ from torch import Tensor, fx, nn
 import turbogr_compile
 from turbogr_compile import cli
 from turbogr_compile.errors import VerifyError
-from turbogr_compile.lowering._ascend import simulation, tell
-from turbogr_compile.lowering._ge.check import Problem
-from turbogr_compile.lowering._ge.graph import Node
-from turbogr_compile.lowering._ge.kernels import KERNELS
+from turbogr_compile.lowering.ge.check import Problem
+from turbogr_compile.lowering.ge.graph import Node
+from turbogr_compile.lowering.ge.kernels import KERNELS
+from turbogr_compile.lowering.torchair import simulation, tell
 from turbogr_compile.pipeline.instrument import GraphRun, Instrument
 from turbogr_compile.pipeline.remarks import Remark, RemarkKind
 from turbogr_compile.pipeline.target import BaseTarget, find_target

@@ -7,12 +7,12 @@ import torch
 from torch import fx
 
 from turbogr_compile import _torch
-from turbogr_compile.lowering._ascend import coverage
-from turbogr_compile.lowering._ascend import decompositions as parts
-from turbogr_compile.lowering._ascend.legalize import legalize
-from turbogr_compile.lowering._ascend.operators import arguments_of, operators
-from turbogr_compile.lowering._ascend.results import without_inputs
-from turbogr_compile.lowering._ascend.sizes import Sizes
+from turbogr_compile.lowering.torchair import coverage
+from turbogr_compile.lowering.torchair import decompositions as parts
+from turbogr_compile.lowering.torchair.legalize import legalize
+from turbogr_compile.lowering.torchair.operators import arguments_of, operators
+from turbogr_compile.lowering.torchair.results import without_inputs
+from turbogr_compile.lowering.torchair.sizes import Sizes
 
 aten = torch.ops.aten
 

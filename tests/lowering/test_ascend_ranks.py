@@ -16,10 +16,11 @@ import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 
 import turbogr_compile
-from turbogr_compile.lowering._ge import native, torchair
-from turbogr_compile.lowering._ge.bisect import comparing
-from turbogr_compile.lowering._ge.graph import Graph, Node
-from turbogr_compile.lowering._ge.text import graph_text
+from turbogr_compile.lowering.ge.bisect import comparing
+from turbogr_compile.lowering.ge.graph import Graph, Node
+from turbogr_compile.lowering.ge.text import graph_text
+from turbogr_compile.lowering.torchair import load as torchair
+from turbogr_compile.lowering.torchair import native
 
 from .simulator import needs_torchair
 

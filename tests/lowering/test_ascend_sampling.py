@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from turbogr_compile.losses import sampled_losses
-from turbogr_compile.lowering._ge import native
+from turbogr_compile.lowering.torchair import native
 
 from .simulator import needs_torchair
 

@@ -13,8 +13,9 @@ import turbogr_compile
 from turbogr_compile import cli
 from turbogr_compile.errors import OptionError
 from turbogr_compile.graph.streams import put_on
-from turbogr_compile.lowering._ascend.settings import REFUSED, Settings
-from turbogr_compile.lowering._ge import native, torchair
+from turbogr_compile.lowering.torchair import load as torchair
+from turbogr_compile.lowering.torchair import native
+from turbogr_compile.lowering.torchair.settings import REFUSED, Settings
 from turbogr_compile.pipeline.cache_key import cache_key
 from turbogr_compile.pipeline.options import Options
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from turbogr_compile.kernels.twin.launch import reports
-from turbogr_compile.lowering._ge import native
+from turbogr_compile.lowering.torchair import native
 from turbogr_compile.pipeline.target import find_target
 
 from .simulator import needs_torchair

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from turbogr_compile.lowering._ge import torchair
-from turbogr_compile.lowering._ge.graph import GraphError, from_proto
-from turbogr_compile.lowering._ge.interpreter import Interpreter
+from turbogr_compile.lowering.ge.graph import GraphError, from_proto
+from turbogr_compile.lowering.ge.interpreter import Interpreter
+from turbogr_compile.lowering.torchair import load as torchair
 
 from .simulator import needs_torchair
 

@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from expecttest import assert_expected_inline
 
-from turbogr_compile.lowering._ge import bisect, dtypes, graph, prototypes, torchair
-from turbogr_compile.lowering._ge.check import certain, check, matched
-from turbogr_compile.lowering._ge.graph import GraphError
-from turbogr_compile.lowering._ge.interpreter import Interpreter
-from turbogr_compile.lowering._ge.kernels import KERNELS
-from turbogr_compile.lowering._ge.prototypes import Attribute, Port, Prototype
+from turbogr_compile.lowering.ge import bisect, dtypes, graph, prototypes
+from turbogr_compile.lowering.ge.check import certain, check, matched
+from turbogr_compile.lowering.ge.graph import GraphError
+from turbogr_compile.lowering.ge.interpreter import Interpreter
+from turbogr_compile.lowering.ge.kernels import KERNELS
+from turbogr_compile.lowering.ge.prototypes import Attribute, Port, Prototype
+from turbogr_compile.lowering.torchair import load as torchair
 
 from .models import HSTU, SASRec
 from .operators import build

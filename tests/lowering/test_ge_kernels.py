@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from turbogr_compile.lowering._ge.graph import GraphError
-from turbogr_compile.lowering._ge.kernels import BELIEFS, FAMILIES, KERNELS, collectives, registry
-from turbogr_compile.lowering._ge.kernels.random import packed, unpacked
+from turbogr_compile.lowering.ge.graph import GraphError
+from turbogr_compile.lowering.ge.kernels import BELIEFS, FAMILIES, KERNELS, collectives, registry
+from turbogr_compile.lowering.ge.kernels.random import packed, unpacked
 
 from .operators import run
 from .simulator import needs_torchair

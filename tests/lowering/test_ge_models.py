@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from turbogr_compile.lowering._ge import graph, interpreter, native, prototypes, torchair
-from turbogr_compile.lowering._ge.prototypes import Attribute, Port, Prototype
+from turbogr_compile.lowering.ge import graph, interpreter, prototypes
+from turbogr_compile.lowering.ge.prototypes import Attribute, Port, Prototype
+from turbogr_compile.lowering.torchair import load as torchair
+from turbogr_compile.lowering.torchair import native
 
 from .models import HSTU, MLP, SASRec
 from .simulator import Simulated, needs_torchair

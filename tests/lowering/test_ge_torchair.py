@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch._decomp import decomposition_table
 
 from turbogr_compile.errors import TargetError
-from turbogr_compile.lowering._ge import torchair
+from turbogr_compile.lowering.torchair import load as torchair
 
 from .simulator import Simulated, needs_torchair
 

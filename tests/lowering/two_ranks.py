@@ -12,8 +12,8 @@ from torch.distributed.distributed_c10d import _get_group_tag
 
 from tests.lowering.operators import run
 from tests.lowering.simulator import Simulated
-from turbogr_compile.lowering._ge.graph import Node
-from turbogr_compile.lowering._ge.kernels import KERNELS
+from turbogr_compile.lowering.ge.graph import Node
+from turbogr_compile.lowering.ge.kernels import KERNELS
 
 warnings.simplefilter("ignore")
 dist.init_process_group("gloo")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from turbogr_compile import fetch
 from turbogr_compile.cli import main
 from turbogr_compile.errors import TurbogrError
-from turbogr_compile.lowering._ge import torchair
+from turbogr_compile.lowering.torchair import fetch
+from turbogr_compile.lowering.torchair import load as torchair
 
 
 @pytest.fixture

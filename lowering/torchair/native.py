@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from . import prototypes
-from .graph import Graph, GraphError, from_bytes
-from .interpreter import Interpreter
+from ..ge import prototypes
+from ..ge.graph import Graph, GraphError, from_bytes
+from ..ge.interpreter import Interpreter
 
 NAME = "torchair.core._torchair"
 MARK = "simulated_by_turbogr"

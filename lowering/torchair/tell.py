@@ -11,8 +11,8 @@ from torch import fx
 
 from ...graph.provenance import line_of
 from ...pipeline.remarks import Remark, RemarkKind
-from .._ge import graph as ge
-from .._ge.text import graph_text
+from ..ge import graph as ge
+from ..ge.text import graph_text
 from .coverage import OUTSIDE, Refusals, gaps
 
 SPEAKER = "torchair"  # stands where a remark of a pass has the pass

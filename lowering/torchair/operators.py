@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ... import kernels
-from .._ge import prototypes
-from .._ge.prototypes import Port, Prototype
+from ..ge import prototypes
+from ..ge.prototypes import Port, Prototype
 
 KERNELS = Path(kernels.__file__).parent / "ascendc"
 _REGISTERED = re.compile(r"REG_OP\((\w+)\)(.*?)\.OP_END_FACTORY_REG", re.DOTALL)

@@ -130,7 +130,7 @@ def torchair_folder() -> Path | None:
     """Of the torchair that this process uses, or would use."""
     if loaded := sys.modules.get("torchair"):
         return Path(loaded.__path__[0])
-    from .torchair import find as find_torchair
+    from ..torchair.load import find as find_torchair
 
     return find_torchair()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ...kernels.twin.dispatch import CORES, adapter
-from .._ge.graph import GraphError, Node
-from .._ge.interpreter import register_kernel
-from .._ge.prototypes import Prototype
+from ..ge.graph import GraphError, Node
+from ..ge.interpreter import register_kernel
+from ..ge.prototypes import Prototype
 from .operators import arguments_of, operators
 
 

@@ -12,13 +12,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from .errors import TurbogrError
-from .kernels.cpu.cache import Refused, obstacle, user_folder
+from ...errors import TurbogrError
+from ...kernels.cpu.cache import Refused, obstacle, user_folder
 
 
 def fetch_torchair() -> Path:
     """The folder it was unpacked into; pip's own settings say from where."""
-    from .lowering._ge.torchair import release
+    from .load import release
 
     try:
         folder = user_folder()

@@ -16,15 +16,15 @@ from ...graph.streams import stream_of
 from ...pipeline.pass_base import Role
 from ...pipeline.remarks import Remark
 from ...pipeline.target import Hooks
-from .._ge import graph as ge
-from .._ge.torchair import decompositions as torchair_decompositions
-from .._ge.torchair import patched
 from ..common.aot import aot
+from ..ge import graph as ge
 from . import converters, operators, simulation, tell
 from .coverage import first_cause, refusals, split
 from .decompositions import decompositions
 from .groups import require_process_group
 from .legalize import legalize
+from .load import decompositions as torchair_decompositions
+from .load import patched
 from .results import without_inputs
 from .settings import Settings
 from .sizes import Sizes

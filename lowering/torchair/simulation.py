@@ -9,10 +9,10 @@ from torch import fx
 
 from ...graph.provenance import line_of
 from ...pipeline.remarks import Remark, RemarkKind
-from .._ge import graph as ge
-from .._ge.bisect import compared
-from .._ge.check import Problem
-from .._ge.kernels import BELIEFS
+from ..ge import graph as ge
+from ..ge.bisect import compared
+from ..ge.check import Problem
+from ..ge.kernels import BELIEFS
 from .tell import SPEAKER
 
 HINT = "not checked by the simulator: look at this first where an NPU gives other numbers"
