@@ -1,0 +1,167 @@
+"""Dynamo: its entry, its flags, the graphs and nodes it hands over, TORCH_TRACE."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import CompileContext, TracingContext  # Dynamo's fake mode and symbolic contexts of inputs
+from torch._logging import trace_structured
+from torch._ops import HigherOrderOperator  # to name and refuse ops that hold subgraphs
+from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode  # nodes Dynamo records
+
+from ..errors import TurbogrError
+from .fake import FakeTensor, FakeTensorMode
+
+enter_autocast = torch.amp.autocast_mode._enter_autocast  # nodes Dynamo records for `torch.autocast`
+exit_autocast = torch.amp.autocast_mode._exit_autocast
+set_grad_enabled = torch._C._set_grad_enabled  # node Dynamo records for `torch.no_grad`
+get_data_attr = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]  # what Dynamo makes of `x.data`
+
+__all__ = [
+    "CompileContext",
+    "DynamoFlags",
+    "HigherOrderOperator",
+    "TracingContext",
+    "_enter_inference_mode",
+    "_exit_inference_mode",
+    "backend_errors_unwrapped",
+    "compile_id",
+    "copy_graph",
+    "enter_autocast",
+    "exit_autocast",
+    "get_data_attr",
+    "mark_added_input",
+    "optimize",
+    "outside_compilation",
+    "quiet_functions",
+    "real_inputs",
+    "set_grad_enabled",
+    "trace_artifact",
+    "trace_enabled",
+    "trace_structured",
+    "trace_transformer_layers",
+    "tracing_with",
+]
+
+
+def compile_id() -> str:
+    """'0.0' for Dynamo's frame 0, compile 0; '-' outside of Dynamo."""
+    current = CompileContext.current_compile_id()
+    return str(current).strip("[]").replace("/", ".") if current is not None else "-"
+
+
+def optimize(fn: Callable[..., Any], backend: Callable[..., Any], **settings: Any) -> Any:
+    """torch.compile without its wrapper around the backend, which hides `backend_ctx_ctor`."""
+    return torch._dynamo.optimize(backend, **settings)(fn)
+
+
+@contextmanager
+def backend_errors_unwrapped() -> Iterator[None]:
+    """Dynamo wraps what a backend raises; let our own errors through as they are."""
+    try:
+        yield
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        if isinstance(error.inner_exception, TurbogrError):
+            raise error.inner_exception from None
+        raise
+
+
+class DynamoFlags(threading.local):
+    """Settings of Dynamo, on while a compiled function is called; entered every step, so it must be cheap."""
+
+    def __init__(self, **flags: Any) -> None:
+        self._set = torch._dynamo.config._make_closure_patcher(**flags)
+        self._undo: list[Callable[[], None]] = []
+
+    def __enter__(self) -> None:
+        self._undo.append(self._set())
+
+    def __exit__(self, *error: Any) -> None:
+        self._undo.pop()()
+
+
+@lru_cache(maxsize=1)
+def trace_transformer_layers() -> None:
+    """`nn.TransformerEncoder` looks at the values of its mask, for a hint that only fast paths read: not in a trace."""
+
+    @torch.compiler.substitute_in_graph(torch.nn.modules.transformer._detect_is_causal_mask)
+    def _detect_is_causal_mask(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+        return is_causal is True
+
+
+def quiet_functions() -> set[Any]:
+    """Functions whose calls Dynamo leaves out of a trace: a warning must not cut a graph."""
+    return {*torch._dynamo.config.ignore_logging_functions, warnings.warn}
+
+
+def trace_enabled() -> bool:
+    from torch._logging._internal import trace_log
+
+    # torch's own handler is always there, and writes only where TORCH_TRACE names a directory.
+    return any(getattr(handler, "root_dir", True) for handler in trace_log.handlers)
+
+
+def trace_artifact(name: str, encoding: str, payload: Any) -> None:
+    trace_structured("artifact", lambda: {"name": name, "encoding": encoding}, payload_fn=lambda: payload)
+
+
+def copy_graph(graph: fx.Graph) -> fx.Graph:
+    """A copy that AOTAutograd still takes for Dynamo's: fx's own copy forgets where placeholders come from."""
+    copied = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    returned = copied.graph_copy(graph, values, return_output_node=True)
+    assert isinstance(returned, tuple)
+    result, old_output = returned
+    copied.output(result, type_expr=getattr(old_output, "type", None)).meta = dict(old_output.meta)
+    copied._codegen = graph._codegen
+    for old, new in zip(graph.find_nodes(op="placeholder"), copied.find_nodes(op="placeholder"), strict=True):
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source
+    return copied
+
+
+def mark_added_input(node: fx.Node) -> None:
+    """A placeholder that stands for nothing in the user's program."""
+    node._dynamo_source = None
+
+
+def real_inputs(module: fx.GraphModule) -> list[Any] | None:
+    """The caller's own arguments behind the placeholders of Dynamo's graph; None where one is out of reach."""
+    found = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        argument = node.meta.get("grapharg")
+        example = getattr(argument, "example", None)
+        if example is None or isinstance(example, (FakeTensor, torch.SymInt)):
+            value = node.meta.get("example_value")
+            example = value.node.hint if isinstance(value, torch.SymInt) and value.node.has_hint() else None
+            if example is None:
+                return None
+        found.append(example)
+    return found
+
+
+@contextmanager
+def tracing_with(mode: FakeTensorMode) -> Iterator[None]:
+    """As if a compilation with that fake mode were under way, and no other."""
+    from torch._guards import tracing
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with tracing(TracingContext(mode)), unset_fake_temporarily():
+        yield
+
+
+@contextmanager
+def outside_compilation() -> Iterator[None]:
+    """Hide the compilation that may be under way: its fake mode is not the one of the tensors used here."""
+    from torch._guards import tracing
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with tracing(None), unset_fake_temporarily():
+        yield

@@ -1,0 +1,160 @@
+"""Fake modes and shape environments: values without data, symbolic sizes, guards."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.source import ConstantSource  # AOTAutograd wants a source for every lifted constant
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # values without data
+from torch.fx.experimental.symbolic_shapes import (
+    PropagateUnbackedSymInts,  # interpreter that keeps Dynamo's names for data-dependent sizes
+    ShapeEnv,
+    statically_known_true,
+)
+
+__all__ = [
+    "ConstantSource",
+    "FakeTensor",
+    "FakeTensorMode",
+    "PropagateUnbackedSymInts",
+    "ShapeEnv",
+    "detect_fake_mode",
+    "fake_inputs",
+    "fake_mode_of",
+    "free_unbacked",
+    "guard_count",
+    "ignore_fresh_unbacked",
+    "named_symbol",
+    "new_fake_mode",
+    "new_guards",
+    "new_row_count",
+    "propagate",
+    "shape_env_of",
+    "statically_known_true",
+    "symbolic_int",
+    "trying",
+]
+
+
+def fake_mode_of(graph: fx.Graph) -> FakeTensorMode | None:
+    """The mode that made the graph's fake values."""
+    for node in graph.nodes:
+        values = node.meta.get("val")
+        for value in values if isinstance(values, (list, tuple)) else (values,):
+            if isinstance(value, FakeTensor):
+                return value.fake_mode
+    return detect_fake_mode()
+
+
+def shape_env_of(graph: fx.Graph) -> ShapeEnv | None:
+    mode = fake_mode_of(graph)
+    return mode.shape_env if mode is not None else None
+
+
+def guard_count(env: ShapeEnv | None) -> int:
+    """Changes when somebody specialises a symbolic size."""
+    if env is None:
+        return 0
+    return len(env.guards) + sum(len(v) for v in env.deferred_runtime_asserts.values())
+
+
+def new_guards(env: ShapeEnv | None, since: int) -> list[str]:
+    return [str(g.expr) for g in env.guards[since:]] if env is not None else []
+
+
+def ignore_fresh_unbacked(env: ShapeEnv | None) -> AbstractContextManager[Any]:
+    """Re-running an op that makes an unbacked size must not leave a second symbol behind."""
+    return env.ignore_fresh_unbacked_symbols() if env is not None else nullcontext()
+
+
+def free_unbacked(value: Any) -> set[Any]:
+    """Unbacked symbols in a fake value's sizes."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return set(free_unbacked_symbols(value))
+
+
+def fake_inputs(inputs: Any) -> list[Any]:
+    """Fake twins of real tensors, static sizes, with a shape environment for data-dependent ones."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    return [mode.from_tensor(x, static_shapes=True) if isinstance(x, torch.Tensor) else x for x in inputs]
+
+
+def new_row_count(mode: FakeTensorMode, limit: int | None, least: int = 1) -> torch.SymInt:
+    """A size that only the run knows, at least one (or `least`) and at most `limit`."""
+    from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
+
+    env = mode.shape_env
+    assert env is not None
+    with env.ignore_fresh_unbacked_symbols():
+        count = env.create_unbacked_symint()
+    _constrain_range_for_size(count, min=least, max=limit)
+    return count
+
+
+_NOISY = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
+
+
+def named_symbol(env: ShapeEnv, name: str, hint: int) -> torch.SymInt:
+    """A backed symbolic size for traces that are not part of a compilation."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    source = ConstantSource(name)
+    symbol = env.create_symbol(hint, source, DimDynamic.DYNAMIC)
+    size = env.create_symintnode(symbol, hint=hint, source=source)
+    assert isinstance(size, torch.SymInt)
+    return size
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """For symbols that are no business of the compilation under way."""
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+def symbolic_int(env: ShapeEnv, expression: Any) -> Any:
+    """A size that is an expression of known symbols."""
+    hint = env.size_hint(expression)
+    return env.create_symintnode(expression, hint=None if hint is None else int(hint))
+
+
+def propagate(module: fx.GraphModule, mode: FakeTensorMode, values: Any) -> None:
+    """Describe each value of a graph anew, from fake inputs of a mode."""
+
+    class Describe(fx.Interpreter):
+        def run_node(self, node: fx.Node) -> Any:
+            result = super().run_node(node)
+            if node.op == "get_attr" and isinstance(result, torch.Tensor):
+                result = mode.from_tensor(_plain(result), static_shapes=True)
+            node.meta.pop("unbacked_bindings", None)  # names of another environment
+            node.meta["val"] = result
+            return result
+
+    with mode:
+        Describe(module).run(*values)
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    """A tensor of no fake mode, to make one of another from."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if isinstance(x, FakeTensor) else x
+
+
+@contextmanager
+def trying(env: ShapeEnv | None = None) -> Iterator[None]:
+    """Run fake tensors through code that may not fit them. A wish for a guard on `env` raises instead, and torch
+    logs nothing: the caller says what came of it."""
+    loggers = [logging.getLogger(name) for name in _NOISY]
+    were = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        with env.error_on_new_guards() if env is not None else nullcontext(), ignore_fresh_unbacked(env):
+            yield
+    finally:
+        for logger, was in zip(loggers, were, strict=True):
+            logger.disabled = was

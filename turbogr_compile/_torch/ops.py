@@ -1,0 +1,96 @@
+"""Facts about ops and tensors that torch keeps to itself."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = [
+    "is_alias",
+    "is_erased",
+    "is_functional",
+    "is_impure",
+    "is_random",
+    "mutated_arguments",
+    "run_backward",
+    "surely_contiguous",
+    "version_of",
+    "without_autocast",
+]
+
+
+def mutated_arguments(node: fx.Node) -> list[Any]:
+    """Arguments the op writes to, decided by its schema."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
+    written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [given[name] for name in written if name in given]
+
+
+def is_functional(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or not schema.is_mutable
+
+
+def is_impure(node: fx.Node) -> bool:
+    """Must stay even when nobody reads it: mutation, random state, assertions, modes."""
+    return node.is_impure()
+
+
+def is_random(node: fx.Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags
+
+
+def run_backward(result: Any) -> None:
+    """Backward of everything differentiable in a result; the user's `.grad` stays as it is."""
+    from torch.utils._pytree import tree_leaves
+
+    outputs = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
+    leaves = _leaves([x.grad_fn for x in outputs])
+    if leaves:
+        torch.autograd.grad(outputs, leaves, [torch.ones_like(x) for x in outputs], allow_unused=True)
+
+
+def _leaves(functions: list[Any]) -> list[torch.Tensor]:
+    """Tensors at which the autograd graph ends."""
+    seen, found = set(), []
+    while functions:
+        fn = functions.pop()
+        if fn is None or fn in seen:
+            continue
+        seen.add(fn)
+        if hasattr(fn, "variable"):
+            found.append(fn.variable)
+        functions += [following for following, _ in fn.next_functions]
+    return found
+
+
+def surely_contiguous(x: torch.Tensor) -> bool:
+    """False where it depends on a size that is not known."""
+    from torch._prims_common import is_contiguous_or_false
+
+    return is_contiguous_or_false(x)
+
+
+def is_alias(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors, fake ones too, share memory."""
+    return bool(getattr(torch._C, "_is_alias_of")(a, b))  # noqa: B009  (the stubs do not know it)
+
+
+def version_of(x: torch.Tensor) -> int | None:
+    """Grows with every write to the tensor's memory through torch; None where torch does not count them."""
+    return None if x.is_inference() else x._version
+
+
+def without_autocast() -> AbstractContextManager[Any]:
+    return torch._C._DisableAutocast()
+
+
+def is_erased(node: fx.Node) -> bool:
+    return node._erased
