@@ -30,14 +30,15 @@ sanitize: setup
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	$(BIN)/python -m pytest -q -m "not slow" tests/kernels --ignore=tests/kernels/test_build.py
 
-# mypy sees the package as it installs: passes/, lowering/, kernels/ and training/ inside of it.
+# mypy and import-linter read folders: a tree of links shows them the package as it installs.
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	rm -rf build/types && mkdir -p build/types/turbogr_compile
-	ln -s $(CURDIR)/turbogr_compile/* build/types/turbogr_compile/
-	ln -s $(addprefix $(CURDIR)/,passes lowering kernels training) build/types/turbogr_compile/
-	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p turbogr_compile
+	rm -rf build/house && mkdir -p build/house/turbogr_compile
+	ln -s $(CURDIR)/turbogr_compile/* build/house/turbogr_compile/
+	ln -s $(addprefix $(CURDIR)/,passes lowering kernels training benchmarks examples) build/house/turbogr_compile/
+	cd build/house && PYTHONPATH=. $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml
+	cd build/house && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p turbogr_compile
 
 setup: $(VENV)/.ready
 

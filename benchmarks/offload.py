@@ -33,7 +33,6 @@ from measure import Effort, Neighbours, machine, say, seconds, take_turns
 from torch import Tensor, nn
 
 import turbogr_compile
-from turbogr_compile.runtime import draws
 
 DIM, NEGATIVES, FEW = 96, 16, 2000
 ROWS, LENGTH = 16, 48
@@ -146,8 +145,7 @@ def compare(model: nn.Module, ways: dict[str, tuple[Step, Callable[[Any], Any]]]
     losses, thread = {}, {name: list[float]() for name in ways}
     for name, (step, loop) in ways.items():
         model.load_state_dict(start)
-        torch.manual_seed(0)
-        draws.load_state_dict({"seed": 0, "calls": {}})
+        turbogr_compile.seed(0)
         losses[name] = train(model, step, loop(batches), optimizer)
 
     def run(name: str) -> None:

@@ -19,6 +19,7 @@ from . import (
     silu_split,
     table_gradient,
 )
+from .cpu.state import state
 
 __all__ = [
     "dropout",
@@ -34,5 +35,6 @@ __all__ = [
     "sampled_softmax",
     "segment",
     "silu_split",
+    "state",
     "table_gradient",
 ]

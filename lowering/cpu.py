@@ -15,7 +15,7 @@ from torch import fx
 
 from .. import _torch
 from ..graph.nodes import is_collective
-from ..pipeline.pass_base import Role
+from ..graph.phases import Role
 from ..pipeline.target import BaseTarget, Hooks, Missing
 from ..runtime.ranks.agreement import agreeing
 from .common.aot import aot

@@ -16,9 +16,10 @@ import torch
 from torch import fx
 
 from ..graph.nodes import is_collective, is_wait, tensor
+from ..graph.phases import Phase
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
-from ..pipeline.pass_base import Pass, Phase
+from ..pipeline.pass_base import Pass
 from .schedule.costs import static_bytes
 
 aten, functional = torch.ops.aten, torch.ops._c10d_functional

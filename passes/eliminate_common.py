@@ -10,9 +10,10 @@ from torch import fx
 
 from .. import _torch
 from ..graph.nodes import is_collective, regions, returned, sizes_from
+from ..graph.phases import Phase
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
-from ..pipeline.pass_base import Pass, Phase
+from ..pipeline.pass_base import Pass
 
 
 @register

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from torch import fx
 
 from ..graph.nodes import is_collective
+from ..graph.phases import Phase
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
-from ..pipeline.pass_base import Pass, Phase
+from ..pipeline.pass_base import Pass
 
 
 @register

@@ -28,9 +28,10 @@ from torch import fx
 from .. import _torch
 from ..errors import PipelineError
 from ..graph.nodes import PLACES_OF, TRAINABLE, is_collective, is_wait, tensor, written
+from ..graph.phases import Phase, Role
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
-from ..pipeline.pass_base import Pass, Phase, Role
+from ..pipeline.pass_base import Pass
 from ..runtime.prologue import ORIGINAL, Call, Provider, add_input, exchanging, reading, reads
 from ..runtime.sharding.routing import Route, leave, route
 from ..runtime.sharding.stale import NEVER, allowed, fetch

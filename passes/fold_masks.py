@@ -11,9 +11,10 @@ from torch import fx
 
 from .. import _torch
 from ..graph.nodes import is_view, regions, returned, sizes_from, tensor
+from ..graph.phases import Phase
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
-from ..pipeline.pass_base import Pass, Phase
+from ..pipeline.pass_base import Pass
 from ..runtime.prologue import add_input, reading
 
 aten = torch.ops.aten

@@ -7,7 +7,7 @@ import torch
 from .. import (
     kernels,  # noqa: F401  (defines the ops)
 )
-from ..pipeline.pass_base import Phase
+from ..graph.phases import Phase
 from ..rules.rule import rule
 
 aten, ops = torch.ops.aten, torch.ops.turbogr

@@ -11,9 +11,10 @@ import torch
 from torch import fx
 
 from .._torch import is_erased
+from ..graph.phases import Phase
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
-from ..pipeline.pass_base import Pass, Phase
+from ..pipeline.pass_base import Pass
 from .common.cross_entropy import HALF, READERS, SIZE, Logits, Loss, Refused, Total, logits_of, total_of, value_of
 
 aten, ops = torch.ops.aten, torch.ops.turbogr

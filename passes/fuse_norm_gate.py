@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from .. import (
     kernels,  # noqa: F401  (defines the ops)
 )
+from ..graph.phases import Phase
 from ..graph.shapes import same_shape
-from ..pipeline.pass_base import Phase
 from ..rules.match import Match
 from ..rules.rule import RuleSet
 

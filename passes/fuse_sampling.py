@@ -11,9 +11,10 @@ from torch import fx
 from .._torch import is_erased
 from ..errors import PipelineError
 from ..graph.costs import at_hints
+from ..graph.phases import Phase
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
-from ..pipeline.pass_base import Pass, Phase
+from ..pipeline.pass_base import Pass
 from .common.cross_entropy import Refused
 from .sampling import grouped, total
 from .sampling.asked import Asked, half_text, shared_text

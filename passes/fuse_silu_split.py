@@ -13,9 +13,10 @@ from .. import (
     kernels,  # noqa: F401  (defines the ops)
 )
 from ..graph.nodes import tensor
+from ..graph.phases import Phase
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
-from ..pipeline.pass_base import Pass, Phase
+from ..pipeline.pass_base import Pass
 from ..rules.pattern import arguments
 
 aten, ops = torch.ops.aten, torch.ops.turbogr

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..graph.phases import Phase
 from ..kernels.jagged_attention import Inputs
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
-from ..pipeline.pass_base import Pass, Phase
+from ..pipeline.pass_base import Pass
 
 aten = torch.ops.aten
 FAR = (1 << 30) - 1  # as far as times of a sequence are told apart

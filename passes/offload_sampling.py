@@ -20,10 +20,11 @@ from torch import fx
 
 from .. import _torch
 from ..graph.nodes import TRAINABLE, is_collective, is_wait, tensor, written
+from ..graph.phases import Phase, Role
 from ..graph.provenance import line_of
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
-from ..pipeline.pass_base import Pass, Phase, Role
+from ..pipeline.pass_base import Pass
 from .common.cut import Cut, seeded
 
 aten = torch.ops.aten

@@ -14,11 +14,12 @@ from typing import Any
 from torch import fx
 
 from ..graph.nodes import is_collective, is_wait
+from ..graph.phases import Phase
 from ..graph.streams import COMMUNICATION, put_on, stream_of
 from ..graph.text import target_text
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
-from ..pipeline.pass_base import Pass, Phase
+from ..pipeline.pass_base import Pass
 from ..show.timeline import arm, block, duration, timeline_text, wait
 from .schedule.costs import Costs, read_costs
 from .schedule.dependences import dependences, is_async, started_by

@@ -13,10 +13,11 @@ from .. import _torch
 from ..errors import PipelineError
 from ..graph.costs import PAIRS, SEEN
 from ..graph.nodes import tensor
+from ..graph.phases import Phase, Role
 from ..graph.provenance import Origin, inherit
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
-from ..pipeline.pass_base import Pass, Phase, Role
+from ..pipeline.pass_base import Pass
 from ..runtime.prologue import Unprovable, keep_original
 from .rows.analysis import RowAnalysis, analyse
 from .rows.emit import Emitter

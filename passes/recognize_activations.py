@@ -7,7 +7,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ..pipeline.pass_base import Phase
+from ..graph.phases import Phase
 from ..rules.rule import RuleSet
 
 recognize_activations = RuleSet(

@@ -13,10 +13,11 @@ from torch import fx
 from ..capture.normal import memory_of
 from ..graph import metadata
 from ..graph.nodes import layout_sensitive, returned, sizes_from, tensor, written
+from ..graph.phases import Phase
 from ..graph.shapes import known
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
-from ..pipeline.pass_base import Pass, Phase
+from ..pipeline.pass_base import Pass
 
 aten = torch.ops.aten
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..pipeline.pass_base import Phase
+from ..graph.phases import Phase
 from ..rules.rule import RuleSet
 
 simplify_masks = RuleSet(

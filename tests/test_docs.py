@@ -35,7 +35,7 @@ import pytest
 import torch
 
 import turbogr_compile
-from turbogr_compile import cli
+from turbogr_compile import commands as cli
 from turbogr_compile.pipeline import catalogue
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -59,7 +59,7 @@ def test_wheel_holds_everything_and_nothing_else(wheel):
         assert f"turbogr_compile/{wanted}" in names
     entry = next(n for n in names if n.endswith("entry_points.txt"))
     text = zipfile.ZipFile(wheel).read(entry).decode()
-    assert "turbogr = turbogr_compile.cli:main" in text and "turbogr = turbogr_compile.backend:turbogr" in text
+    assert "turbogr = turbogr_compile.commands:main" in text and "turbogr = turbogr_compile.backend:turbogr" in text
     metadata = zipfile.ZipFile(wheel).read(next(n for n in names if n.endswith("METADATA"))).decode()
     assert "Requires-Dist: torch==2.13.*" in metadata and "License-Expression: Apache-2.0" in metadata
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 import turbogr_compile as turbogr
 
 from ..errors import OptionError
-from ..runtime import draws
 from . import build, storage
 from .compiled import Loss
 from .config import FEATURES, Config
@@ -155,8 +154,7 @@ class Run:
         self._say(f"{self.config.model}: {count['dense']:,} dense parameters, {count['tables']:,} in tables; compiling")
         self.loss.warm_up(self.batches.at(0, 0))
         self.tables.zero_grad()
-        torch.manual_seed(self.config.seed * 1_000_003 + self.ranks.rank)
-        draws.load_state_dict({"seed": torch.initial_seed(), "calls": {}})
+        turbogr.seed(self.config.seed * 1_000_003 + self.ranks.rank)
         if resume:
             self.done = self.saved.load({**self.state, "batches": self.batches}) or 0
             self.folder.go_back_to(self.done)

@@ -3,57 +3,109 @@
     step = torch.compile(model, backend="turbogr")
 
 Write an ordinary padded PyTorch model; turbogr rewrites its training step and shows what it did.
+
+Importing this package imports nothing else, not even torch: a public name brings its module along when it is used.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from .registry import Beside as _Beside
 
+if TYPE_CHECKING:
+    from .api import Report, compile, explain, replay
+    from .errors import (
+        ExpectationError,
+        OptionError,
+        PassError,
+        PipelineError,
+        RuleError,
+        TargetError,
+        TurbogrError,
+        VerifyError,
+    )
+    from .graph.phases import Phase, Role
+    from .graph.shapes import known
+    from .pipeline.catalogue import register
+    from .pipeline.context import Context
+    from .pipeline.instrument import GraphRun, Instrument, Step
+    from .pipeline.options import Options
+    from .pipeline.pass_base import Pass
+    from .pipeline.pipeline import Pipeline, Repeat
+    from .pipeline.remarks import Remark, RemarkKind
+    from .rules.rule import Rule, RuleSet, rule
+    from .runtime.ahead import ahead
+    from .runtime.checkpoint import CheckpointError, Checkpoints
+    from .runtime.draws import seed
+    from .runtime.random_state import random_state
+    from .runtime.ranks.watch import RanksLost, watch_ranks
+    from .runtime.sharding import (
+        ColumnWise,
+        Hierarchical,
+        LazyAdam,
+        Replicated,
+        RowAdagrad,
+        RowSGD,
+        RowWise,
+        RowWiseAdagrad,
+        TableWise,
+        average_gradients,
+        plan,
+        shard,
+    )
+    from .runtime.statistics import RunStatistics, statistics
+    from .show.recording import Recording
+
 _Beside.announce()
 
-from .api import Report, compile, explain, replay
-from .errors import (
-    ExpectationError,
-    OptionError,
-    PassError,
-    PipelineError,
-    RuleError,
-    TargetError,
-    TurbogrError,
-    VerifyError,
-)
-from .graph.shapes import known
-from .pipeline.catalogue import register
-from .pipeline.context import Context
-from .pipeline.instrument import GraphRun, Instrument, Step
-from .pipeline.options import Options
-from .pipeline.pass_base import Pass, Phase, Role
-from .pipeline.pipeline import Pipeline, Repeat
-from .pipeline.remarks import Remark, RemarkKind
-from .rules.rule import Rule, RuleSet, rule
-from .runtime.ahead import ahead
-from .runtime.checkpoint import CheckpointError, Checkpoints
-from .runtime.prologue import RunStatistics, statistics
-from .runtime.random_state import random_state
-from .runtime.ranks.watch import RanksLost, watch_ranks
-from .runtime.sharding import (
-    ColumnWise,
-    Hierarchical,
-    LazyAdam,
-    Replicated,
-    RowAdagrad,
-    RowSGD,
-    RowWise,
-    RowWiseAdagrad,
-    TableWise,
-    average_gradients,
-    plan,
-    shard,
-)
+_FROM = {
+    "api": "Report compile explain replay",
+    "errors": "ExpectationError OptionError PassError PipelineError RuleError TargetError TurbogrError VerifyError",
+    "graph.phases": "Phase Role",
+    "graph.shapes": "known",
+    "pipeline.catalogue": "register",
+    "pipeline.context": "Context",
+    "pipeline.instrument": "GraphRun Instrument Step",
+    "pipeline.options": "Options",
+    "pipeline.pass_base": "Pass",
+    "pipeline.pipeline": "Pipeline Repeat",
+    "pipeline.remarks": "Remark RemarkKind",
+    "rules.rule": "Rule RuleSet rule",
+    "runtime.ahead": "ahead",
+    "runtime.checkpoint": "CheckpointError Checkpoints",
+    "runtime.draws": "seed",
+    "runtime.random_state": "random_state",
+    "runtime.ranks.watch": "RanksLost watch_ranks",
+    "runtime.sharding": "ColumnWise Hierarchical LazyAdam Replicated RowAdagrad RowSGD RowWise RowWiseAdagrad "
+    "TableWise average_gradients plan shard",
+    "runtime.statistics": "RunStatistics statistics",
+    "show.recording": "Recording",
+}
+_PUBLIC = {name: module for module, names in _FROM.items() for name in names.split()}
+# Modules that are public as they are; `import turbogr_compile` is enough to use them.
+_MODULES = ("errors", "files", "kernels", "losses", "testing")
 
 __all__ = [
     "CheckpointError", "Checkpoints", "ColumnWise", "Context", "ExpectationError", "GraphRun", "Hierarchical",
     "Instrument", "LazyAdam", "OptionError", "Options", "Pass", "PassError", "Phase", "Pipeline", "PipelineError",
-    "RanksLost", "Remark", "RemarkKind", "Repeat", "Replicated", "Report", "Role", "RowAdagrad", "RowSGD", "RowWise",
-    "RowWiseAdagrad", "Rule", "RuleError", "RuleSet", "RunStatistics", "Step", "TableWise", "TargetError",
+    "RanksLost", "Recording", "Remark", "RemarkKind", "Repeat", "Replicated", "Report", "Role", "RowAdagrad", "RowSGD",
+    "RowWise", "RowWiseAdagrad", "Rule", "RuleError", "RuleSet", "RunStatistics", "Step", "TableWise", "TargetError",
     "TurbogrError", "VerifyError", "ahead", "average_gradients", "compile", "explain", "known", "plan", "random_state",
-    "register", "replay", "rule", "shard", "statistics", "watch_ranks",
+    "register", "replay", "rule", "seed", "shard", "statistics", "watch_ranks",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        found = getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+        globals()[name] = found
+        return found
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

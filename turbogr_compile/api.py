@@ -13,10 +13,10 @@ from .backend import Compilation, instruments_for
 from .capture.dynamo import capture
 from .capture.trace import trace_with_lines
 from .errors import OptionError, TurbogrError
+from .graph.phases import Phase, Role, Vocabulary
 from .pipeline.instrument import GraphRun
 from .pipeline.manager import Manager
 from .pipeline.options import Options
-from .pipeline.pass_base import Phase, Role, Vocabulary
 from .pipeline.pipeline import Pipeline
 from .pipeline.target import find_target
 from .show.recording import Recording

@@ -20,11 +20,11 @@ from .check.expectations import Expectations
 from .check.validate import Shadow
 from .check.verify import Verifier
 from .errors import TurbogrError
+from .graph.phases import Phase, Role
 from .pipeline.cache_key import cache_key
 from .pipeline.instrument import GraphRun, Instrument
 from .pipeline.manager import Manager
 from .pipeline.options import Options
-from .pipeline.pass_base import Phase, Role
 from .pipeline.pipeline import Pipeline
 from .pipeline.remarks import Remark, RemarkKind
 from .pipeline.target import find_target
@@ -32,6 +32,7 @@ from .runtime import prologue
 from .runtime.ahead import Foresight
 from .runtime.draws import Seeds
 from .runtime.specialize import Specialized, is_rounded, open_size
+from .runtime.statistics import RunStatistics
 from .show.dump import Dump
 from .show.torch_trace import TorchTrace
 
@@ -54,7 +55,7 @@ class Compilation:
         self.shadow = self._shadow()
         # The shadow first: what it remarks is then there for those who record.
         self.instruments = [*([self.shadow] if self.shadow else []), *instruments_for(options)]
-        self.stats = prologue.RunStatistics(graph_id)
+        self.stats = RunStatistics(graph_id)
         self.examples: list[Any] | None = None
         self.idle: set[str] = set()  # passes that had nothing to do in the captured graph
         self.lowering: dict[Role, GraphRun] = {}  # the last run of passes over the graph of each role

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from ... import _torch
-from ...pipeline.pass_base import Role
+from ...graph.phases import Role
 from ...pipeline.target import Hooks
 from ...runtime.ranks.agreement import agreeing
 

@@ -12,8 +12,8 @@ from torch import fx
 
 from ... import _torch
 from ...errors import OptionError, TurbogrError
+from ...graph.phases import Role
 from ...graph.streams import stream_of
-from ...pipeline.pass_base import Role
 from ...pipeline.remarks import Remark
 from ...pipeline.target import Hooks
 from ..common.aot import aot

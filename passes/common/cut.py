@@ -15,7 +15,7 @@ from torch import fx
 from ... import _torch
 from ...graph.nodes import is_view, tensor
 from ...graph.provenance import line_of
-from ...pipeline.context import expression
+from ...graph.shapes import expression
 from ...runtime.prologue import KEY, Call, Provider, add_input, reading, reads
 
 aten = torch.ops.aten

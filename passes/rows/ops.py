@@ -13,7 +13,7 @@ from torch import fx
 
 from ... import _torch
 from ...graph.nodes import tensor
-from ...pipeline.context import expression
+from ...graph.shapes import expression
 
 Size: TypeAlias = "int | sympy.Expr"
 

@@ -7,7 +7,8 @@ from typing import Any
 from torch import fx
 
 from ...graph.provenance import line_of
-from ...graph.text import table, type_text
+from ...graph.text import type_text
+from ...show.table import table
 from .attention import Attention
 from .demand import ALL, DemandAnalysis, named
 from .meaning import Band, Const, Holds, Iota, Meaning, OneHot, Two

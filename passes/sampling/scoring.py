@@ -11,7 +11,7 @@ import sympy
 import torch
 from torch import fx
 
-from ...pipeline.context import expression
+from ...graph.shapes import expression
 from ..common.cross_entropy import HALF, SIZE, Refused, value_of
 from .plans import Plan
 from .products import SUMMED, Labels, Product, product_of

@@ -20,8 +20,8 @@ from torch import fx
 from ...errors import OptionError
 from ...graph import costs
 from ...graph.nodes import is_collective, is_wait
+from ...graph.shapes import expression
 from ...graph.text import target_text
-from ...pipeline.context import expression
 from .dependences import owner
 
 UNKNOWN = 1024  # stands for a size of which no example was seen

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from turbogr_compile import doctor
+from turbogr_compile.commands import doctor
 from turbogr_compile.kernels import declare
 from turbogr_compile.kernels.cpu import build, cache, state, toolchain
 from turbogr_compile.kernels.cpu.build import Recipe, load

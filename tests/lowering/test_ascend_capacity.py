@@ -13,8 +13,9 @@ from torch import Tensor, nn
 import turbogr_compile
 from turbogr_compile.lowering.torchair import native
 from turbogr_compile.runtime import specialize
-from turbogr_compile.runtime.prologue import Unprovable, statistics
+from turbogr_compile.runtime.prologue import Unprovable
 from turbogr_compile.runtime.specialize import Specialized, open_size
+from turbogr_compile.runtime.statistics import statistics
 
 from .models import HSTU, ITEMS, LENGTH, SASRec
 from .simulator import needs_torchair

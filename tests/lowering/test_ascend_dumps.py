@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import turbogr_compile
-from turbogr_compile import cli
+from turbogr_compile import commands as cli
 from turbogr_compile.errors import VerifyError
 from turbogr_compile.lowering.ge.check import Problem
 from turbogr_compile.lowering.ge.graph import Node

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import turbogr_compile
-from turbogr_compile import cli
+from turbogr_compile import commands as cli
 from turbogr_compile.errors import OptionError
 from turbogr_compile.graph.streams import put_on
 from turbogr_compile.lowering.torchair import load as torchair

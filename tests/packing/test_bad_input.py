@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import turbogr_compile
-from turbogr_compile.runtime.prologue import statistics
+from turbogr_compile.runtime.statistics import statistics
 
 ITEMS, DIM, B, N = 30, 8, 4, 10
 ROADS = {"eager": {"target": "eager"}, "aten": {"codegen": "aten"}}

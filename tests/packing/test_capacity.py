@@ -16,7 +16,7 @@ from turbogr_compile import OptionError
 from turbogr_compile.passes.rows.program import Program, Rows, RowSet
 from turbogr_compile.pipeline.capacity import Capacity
 from turbogr_compile.pipeline.options import Options
-from turbogr_compile.runtime.prologue import statistics
+from turbogr_compile.runtime.statistics import statistics
 
 from .batches import SHAPES, Batch, batch
 from .harness import Graphs, differences, outcome, step

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 import turbogr_compile
 from turbogr_compile import GraphRun, Instrument, Role
-from turbogr_compile.runtime.prologue import statistics
+from turbogr_compile.runtime.statistics import statistics
 
 ITEMS, DIM, HEADS, LAYERS, B, N = 40, 16, 2, 2, 4, 12
 ROADS = {"eager": {"target": "eager"}, "aten": {"codegen": "aten"}}

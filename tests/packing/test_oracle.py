@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 import turbogr_compile
 from turbogr_compile import GraphRun, Instrument, Step, _torch
 from turbogr_compile.passes.rows.analysis import analyse
-from turbogr_compile.runtime.prologue import statistics
+from turbogr_compile.runtime.statistics import statistics
 
 from .batches import SHAPES, Batch, batch
 from .harness import TOLERANCE, step

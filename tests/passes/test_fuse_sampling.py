@@ -9,12 +9,12 @@ from torch import nn
 
 import turbogr_compile
 from turbogr_compile.errors import PipelineError
+from turbogr_compile.graph.phases import Role
 from turbogr_compile.graph.shapes import real_inputs
 from turbogr_compile.graph.text import graph_text
 from turbogr_compile.passes.fuse_sampling import FuseSampling
 from turbogr_compile.passes.sampling import META
 from turbogr_compile.pipeline.instrument import Instrument
-from turbogr_compile.pipeline.pass_base import Role
 from turbogr_compile.testing import run_passes, trace_graph
 
 ops = torch.ops.turbogr

@@ -18,6 +18,7 @@ from turbogr_compile.capture.trace import trace_with_lines
 from turbogr_compile.check.verify import Verifier
 from turbogr_compile.errors import PassError
 from turbogr_compile.graph.nodes import is_collective, is_view, is_wait
+from turbogr_compile.graph.phases import Phase, Role, Vocabulary
 from turbogr_compile.graph.streams import COMMUNICATION, HOST, put_on, stream_of
 from turbogr_compile.graph.text import graph_text
 from turbogr_compile.passes.rows.program import Examples
@@ -26,7 +27,6 @@ from turbogr_compile.passes.schedule.play import peak
 from turbogr_compile.pipeline.instrument import GraphRun
 from turbogr_compile.pipeline.manager import Manager
 from turbogr_compile.pipeline.options import Options
-from turbogr_compile.pipeline.pass_base import Phase, Role, Vocabulary
 from turbogr_compile.show.timeline import timeline_svg, timeline_text
 
 X, W = torch.randn(4, 3), torch.randn(3, 3)

@@ -11,9 +11,9 @@ from torch import nn
 
 import turbogr_compile
 from turbogr_compile import Instrument
+from turbogr_compile.graph.phases import Role
 from turbogr_compile.graph.text import graph_text
 from turbogr_compile.losses import sampled_losses
-from turbogr_compile.pipeline.pass_base import Role
 
 ITEMS, WIDTH, LENGTH, NEGATIVES = 60, 16, 12, 6
 

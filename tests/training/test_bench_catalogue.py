@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from turbogr_compile import cli
+from turbogr_compile import commands as cli
 from turbogr_compile.training.bench.catalogue import BENCHMARKS, PROVENANCES
 from turbogr_compile.training.bench.run import SCRIPTS
 
@@ -28,7 +28,7 @@ def test_names_are_unique():
 def test_a_script_or_command_runs_it_and_takes_its_arguments(benchmark):
     if benchmark.script == "turbogr":
         for size in ("tiny", "full"):
-            cli._parser().parse_args([*benchmark.arguments(size), "--json"])
+            cli.parser(benchmark.arguments(size)).parse_args([*benchmark.arguments(size), "--json"])
         return
     source = (SCRIPTS / benchmark.script).read_text(encoding="utf-8")
     for size in ("tiny", "full"):

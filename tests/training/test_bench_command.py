@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from turbogr_compile import cli
+from turbogr_compile import commands as cli
 from turbogr_compile.training.bench import command, readers, run, views
 from turbogr_compile.training.bench.catalogue import Benchmark, Claim
 from turbogr_compile.training.report import words

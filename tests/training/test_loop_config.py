@@ -7,7 +7,7 @@ import json
 import pytest
 
 from turbogr_compile import OptionError
-from turbogr_compile.cli import main
+from turbogr_compile.commands import main
 from turbogr_compile.training.config import Config, read_file
 
 

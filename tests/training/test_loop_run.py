@@ -14,7 +14,7 @@ import torch
 
 import turbogr_compile as turbogr
 from turbogr_compile import OptionError
-from turbogr_compile.cli import main
+from turbogr_compile.commands import main
 from turbogr_compile.training import build, loop
 from turbogr_compile.training.config import Config
 from turbogr_compile.training.data import Batches

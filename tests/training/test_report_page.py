@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from turbogr_compile import cli
+from turbogr_compile import commands as cli
 from turbogr_compile.errors import OptionError
 from turbogr_compile.show.charts import Axis, Bar, Series, apart, axis, bars, plot
 from turbogr_compile.training.report import page_model, read_run, write_report

@@ -17,7 +17,7 @@ from torch import nn
 import turbogr_compile
 from turbogr_compile import Pass, Phase, ahead
 from turbogr_compile.errors import TurbogrError
-from turbogr_compile.runtime import draws, prologue
+from turbogr_compile.runtime import draws
 from turbogr_compile.runtime.batches import pairs
 from turbogr_compile.runtime.prologue import Call, Unprovable, add_input, keep_original, reading
 
@@ -42,10 +42,10 @@ def workers():
 def statistics():
     """Of the one graph that this test compiles."""
     gc.collect()
-    older = set(prologue.statistics())
+    older = set(statistics.statistics())
 
     def found():
-        (only,) = [s for s in prologue.statistics() if s not in older]
+        (only,) = [s for s in statistics.statistics() if s not in older]
         return only
 
     return found

@@ -20,9 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from turbogr_compile.capture.dynamo import CannotCapture, capture, readable_name
 from turbogr_compile.capture.normal import normalize
+from turbogr_compile.graph.phases import Phase
 from turbogr_compile.graph.provenance import line_of
 from turbogr_compile.graph.text import graph_text
-from turbogr_compile.pipeline.pass_base import Phase
 
 aten = torch.ops.aten
 

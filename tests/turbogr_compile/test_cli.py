@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from turbogr_compile import cli
+from turbogr_compile import commands as cli
 
 MODEL = '''
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from turbogr_compile.cli import main
+from turbogr_compile.commands import main
 from turbogr_compile.errors import TurbogrError
 from turbogr_compile.lowering.torchair import fetch
 from turbogr_compile.lowering.torchair import load as torchair

@@ -11,11 +11,12 @@ from torch import fx
 
 from turbogr_compile.check.verify import Verifier
 from turbogr_compile.errors import PassError, VerifyError
+from turbogr_compile.graph.phases import Phase, Role, Vocabulary
 from turbogr_compile.graph.provenance import Origin
 from turbogr_compile.pipeline.instrument import GraphRun
 from turbogr_compile.pipeline.manager import Manager
 from turbogr_compile.pipeline.options import Options
-from turbogr_compile.pipeline.pass_base import Pass, Phase, Role, Vocabulary
+from turbogr_compile.pipeline.pass_base import Pass
 from turbogr_compile.pipeline.pipeline import Pipeline, Repeat
 from turbogr_compile.show.recording import Recording
 from turbogr_compile.testing import trace_graph

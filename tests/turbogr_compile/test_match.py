@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import fx
 
+from turbogr_compile.graph.phases import Phase, Role, Vocabulary
 from turbogr_compile.graph.shapes import symbolic_inputs
 from turbogr_compile.pipeline.context import Context
-from turbogr_compile.pipeline.pass_base import Phase, Role, Vocabulary
 from turbogr_compile.rules.rule import rule
 from turbogr_compile.rules.search import Search
 from turbogr_compile.testing import assert_near_miss, assert_rewrites, assert_unchanged, run_passes, trace_graph

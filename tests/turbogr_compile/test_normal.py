@@ -19,8 +19,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from turbogr_compile.capture.normal import normalize
 from turbogr_compile.capture.trace import trace
 from turbogr_compile.errors import TurbogrError
+from turbogr_compile.graph.phases import Phase
 from turbogr_compile.graph.text import graph_text
-from turbogr_compile.pipeline.pass_base import Phase
 
 aten = torch.ops.aten
 

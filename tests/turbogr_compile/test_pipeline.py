@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from turbogr_compile.errors import PipelineError
+from turbogr_compile.graph.phases import Phase
 from turbogr_compile.pipeline import catalogue
-from turbogr_compile.pipeline.pass_base import Pass, Phase
+from turbogr_compile.pipeline.pass_base import Pass
 from turbogr_compile.pipeline.pipeline import Pipeline, Repeat
 
 

@@ -16,7 +16,6 @@ from torch import nn
 import turbogr_compile
 from turbogr_compile import Pass, Phase
 from turbogr_compile.errors import TurbogrError
-from turbogr_compile.runtime import prologue
 from turbogr_compile.runtime.prologue import Call, Unprovable, add_input, keep_original, original_of, providers
 from turbogr_compile.testing import run_passes, trace_graph
 
@@ -40,8 +39,8 @@ def fresh():
 def statistics():
     """Of graphs that this test compiles."""
     gc.collect()
-    older = set(prologue.statistics())
-    return lambda: [s for s in prologue.statistics() if s not in older]
+    older = set(statistics.statistics())
+    return lambda: [s for s in statistics.statistics() if s not in older]
 
 
 @dataclass(frozen=True)

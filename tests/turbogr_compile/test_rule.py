@@ -11,10 +11,11 @@ import torch
 
 from turbogr_compile.capture import trace
 from turbogr_compile.errors import PassError, RuleError
+from turbogr_compile.graph.phases import Phase, Role, Vocabulary
+from turbogr_compile.graph.provenance import declaration_site
 from turbogr_compile.graph.shapes import known
 from turbogr_compile.pipeline import catalogue
 from turbogr_compile.pipeline.context import Context
-from turbogr_compile.pipeline.pass_base import Phase, Role, Vocabulary, declaration_site
 from turbogr_compile.pipeline.pipeline import Pipeline
 from turbogr_compile.rules.rule import RuleSet, rule
 from turbogr_compile.testing import assert_near_miss, assert_rewrites, assert_unchanged, run_passes, trace_graph

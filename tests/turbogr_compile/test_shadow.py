@@ -19,7 +19,6 @@ import turbogr_compile
 from turbogr_compile import Pass, Phase
 from turbogr_compile.check.validate import DIFFERS, agree, distance, draws
 from turbogr_compile.errors import VerifyError
-from turbogr_compile.runtime import prologue
 from turbogr_compile.runtime.prologue import Unprovable, add_input, keep_original
 from turbogr_compile.show.recording import Recording
 from turbogr_compile.testing import trace_graph
@@ -41,8 +40,8 @@ def fresh():
 def statistics():
     """Of graphs that this test compiles."""
     gc.collect()
-    older = set(prologue.statistics())
-    return lambda: [s for s in prologue.statistics() if s not in older]
+    older = set(statistics.statistics())
+    return lambda: [s for s in statistics.statistics() if s not in older]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from turbogr_compile import cli
+from turbogr_compile import commands as cli
 
 SMALL = ["--devices", "8,16", "--steps", "1", "--sequences", "2", "--longest", "256", "--width", "128", "--layers", "2"]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from turbogr_compile.errors import OptionError, PassError
+from turbogr_compile.graph.phases import Phase
 from turbogr_compile.graph.shapes import known, parse_inputs, real_inputs, symbolic_inputs
-from turbogr_compile.pipeline.pass_base import Phase
 from turbogr_compile.rules.rule import rule
 from turbogr_compile.testing import (
     assert_near_miss,

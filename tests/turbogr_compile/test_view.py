@@ -20,8 +20,8 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from turbogr_compile.errors import TurbogrError
+from turbogr_compile.graph.phases import Phase, Role
 from turbogr_compile.graph.provenance import Origin, inherit, line_of
-from turbogr_compile.pipeline.pass_base import Phase, Role
 from turbogr_compile.pipeline.remarks import Remark, RemarkKind
 from turbogr_compile.show import view
 from turbogr_compile.show.record import Recorder

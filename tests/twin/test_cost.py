@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from turbogr_compile.cli import main
+from turbogr_compile.commands import main
 from turbogr_compile.kernels.twin.cost import SOCS, imbalance, project
 from turbogr_compile.kernels.twin.launch import Report
 from turbogr_compile.kernels.twin.workloads import WORKLOADS, Batch

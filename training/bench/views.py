@@ -10,9 +10,9 @@ from markupsafe import Markup
 
 from ...errors import OptionError
 from ...files import replace_file
-from ...graph.text import table
 from ...show.charts import Bar, bars
 from ...show.page import render
+from ...show.table import table
 from .catalogue import PROVENANCES, README
 
 TINY = "Tiny sizes only show that everything runs: their figures mean nothing."

@@ -47,8 +47,8 @@ from .._torch import (
     track_tensor_tree,
 )
 from ..errors import TurbogrError
+from ..graph.phases import Phase
 from ..graph.provenance import UserLine, line_of, user_line
-from ..pipeline.pass_base import Phase
 from .normal import memory_of
 from .trace import Traced, autocast_devices, finish, functional_trace, is_size_arithmetic, remove_modes, tracked_nodes
 

@@ -23,8 +23,8 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from .._torch import StorageWeakRef
+from ..graph.phases import Phase
 from ..graph.shapes import same_shape
-from ..pipeline.pass_base import Phase
 
 aten = torch.ops.aten
 

@@ -40,8 +40,8 @@ from .._torch import (
 )
 from ..errors import TurbogrError
 from ..graph.nodes import TRAINABLE
+from ..graph.phases import Phase
 from ..graph.shapes import same_shape
-from ..pipeline.pass_base import Phase
 from .normal import memory_of, normalize, returned_memory, value_of
 
 aten = torch.ops.aten

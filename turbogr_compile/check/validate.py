@@ -24,12 +24,13 @@ from torch import fx
 
 from .. import _torch
 from ..errors import VerifyError
+from ..graph.phases import Phase
 from ..graph.provenance import line_of
 from ..graph.text import type_text
 from ..pipeline.instrument import GraphRun, Instrument
-from ..pipeline.pass_base import Phase
 from ..pipeline.remarks import Remark, RemarkKind, warn
-from ..runtime.prologue import Call, Provider, RunStatistics, Unprovable, supply
+from ..runtime.prologue import Call, Provider, Unprovable, supply
+from ..runtime.statistics import RunStatistics
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 SLACK = 32.0

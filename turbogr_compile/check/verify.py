@@ -19,10 +19,11 @@ from torch import fx
 from .. import _torch
 from ..errors import VerifyError
 from ..graph import metadata
+from ..graph.phases import Phase
 from ..graph.provenance import Origin
 from ..graph.text import type_text
 from ..pipeline.instrument import GraphRun, Instrument, Step
-from ..pipeline.pass_base import Phase, build, parse_spec
+from ..pipeline.pass_base import build, parse_spec
 from .numerics import compare_graphs
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-from ..pipeline.context import expression
+from .shapes import expression
 from .text import target_text
 
 aten = torch.ops.aten

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import re
@@ -10,11 +11,11 @@ import traceback
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import fx
 
-from ..pipeline.pass_base import short_path
 from ..registry import HOME, ROOMS
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
@@ -24,6 +25,66 @@ _LIBRARIES = tuple(
     {str(Path(torch.__file__).resolve().parent) + os.sep}
     | {sysconfig.get_paths()[k] + os.sep for k in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place in the source code of a pass."""
+
+    path: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{short_path(self.path)}:{self.line}"
+
+
+def site_of(obj: Any) -> Site:
+    """File and line of a class or function."""
+    return _site_of(obj)
+
+
+@lru_cache(maxsize=1024)
+def _site_of(obj: Any) -> Site:
+    try:
+        return Site(inspect.getsourcefile(obj) or "?", inspect.getsourcelines(obj)[1])
+    except (OSError, TypeError):
+        return Site(getattr(obj, "__module__", "?"), 0)
+
+
+def declaration_site(cls: Any, attribute: str) -> Site:
+    """Line where `attribute` (after, before, needs) is declared in the class body of a pass."""
+    return _declaration_site(cls, attribute)
+
+
+@lru_cache(maxsize=1024)
+def _declaration_site(cls: Any, attribute: str) -> Site:
+    for owner in cls.__mro__:
+        if attribute not in vars(owner):
+            continue
+        override = vars(owner).get("_declared_at")
+        if override is not None:
+            return override
+        base = site_of(owner)
+        try:
+            source = inspect.getsource(owner).splitlines()
+        except (OSError, TypeError):
+            return base
+        for offset, text in enumerate(source):
+            if re.match(rf"\s*{attribute}\b\s*[:=]", text):
+                return Site(base.path, base.line + offset)
+        return base
+    return site_of(cls)
+
+
+def short_path(path: str) -> str:
+    """Path without the machine in it: relative to the working directory or to the package, or the last two parts."""
+    p = Path(path)
+    if not p.is_absolute():
+        return path
+    for root in (Path.cwd(), HOME.parent):
+        if p.is_relative_to(root):
+            return p.relative_to(root).as_posix()
+    return "/".join(p.parts[-2:])
 
 
 @dataclass(frozen=True)

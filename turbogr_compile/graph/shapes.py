@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 
 from .._torch import FakeTensorMode, ShapeEnv, named_symbol, statically_known_true
@@ -201,3 +202,8 @@ def same_literal(a: Any, b: Any) -> bool:
         # d ** -0.5 and 1 / math.sqrt(d) differ in the last bit.
         return (a != a and b != b) or math.isclose(a, b, rel_tol=1e-15)
     return known(a == b)
+
+
+def expression(value: Any) -> sympy.Expr:
+    """sympy form of an int, SymInt or expression."""
+    return value.node.expr if isinstance(value, torch.SymInt) else sympy.sympify(value)

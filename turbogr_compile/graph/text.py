@@ -129,15 +129,3 @@ def layout(inputs: list[str], body: Iterable[tuple[str, UserLine | None]]) -> st
 def diff_text(before: str, after: str, names: tuple[str, str] = ("before", "after")) -> str:
     """Unified diff; empty where nothing differs."""
     return "".join(difflib.unified_diff(before.splitlines(True), after.splitlines(True), *names, n=2, lineterm="\n"))
-
-
-def table(rows: list[list[str]], header: list[str] | None = None) -> str:
-    """Plain aligned columns."""
-    every = ([header] if header else []) + rows
-    if not every:
-        return ""
-    widths = [max(len(r[i]) for r in every) for i in range(len(every[0]))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in every]
-    if header:
-        lines.insert(1, "  ".join("─" * w for w in widths))
-    return "\n".join(lines)

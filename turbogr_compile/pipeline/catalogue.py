@@ -10,8 +10,10 @@ import re
 from typing import Any, TypeVar
 
 from ..errors import PipelineError
+from ..graph.phases import Phase
+from ..graph.provenance import site_of
 from ..registry import Registry
-from .pass_base import Pass, Phase, site_of
+from .pass_base import Pass
 
 _KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 

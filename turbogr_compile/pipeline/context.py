@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
-import torch
 from torch import fx
 
-from ..graph.provenance import Origin, inherit, line_of
-from .pass_base import Pass, Role, Site, Vocabulary
+from ..graph.phases import Role, Vocabulary
+from ..graph.provenance import Origin, Site, inherit, line_of
+from ..graph.shapes import expression
+from .pass_base import Pass
 from .remarks import Remark, RemarkKind
 
 
@@ -141,8 +142,3 @@ class Context:
             return size
         node = getattr(size, "node", None)
         return int(node.hint) if node is not None and node.has_hint() else None
-
-
-def expression(value: Any) -> sympy.Expr:
-    """sympy form of an int, SymInt or expression."""
-    return value.node.expr if isinstance(value, torch.SymInt) else sympy.sympify(value)

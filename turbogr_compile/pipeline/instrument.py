@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 
+from ..errors import OptionError
+from ..graph.phases import Phase, Role, Vocabulary
+from ..registry import Registry
 from .context import Context
-from .pass_base import Pass, Phase, Role, Vocabulary
+from .pass_base import Pass
 from .remarks import Remark
 
 
@@ -53,7 +56,11 @@ class GraphRun:
 
 
 class Instrument:
-    """Base with empty hooks; override what you need and pass it as `options={"instruments": [...]}`."""
+    """Base with empty hooks; override what you need and pass it as `options={"instruments": [...]}`.
+
+    An installed package may offer instruments by name, through the entry-point group `turbogr.instruments`; such a name
+    is then as good as the object.
+    """
 
     explains = False  # rules look for near misses only when some instrument will show them
 
@@ -74,3 +81,13 @@ class Instrument:
 
     def lowered(self, run: GraphRun, remarks: Sequence[Remark], texts: Mapping[str, str]) -> None:
         """After `finish`: what the target has to say about the graph, and texts by name. May come several times."""
+
+
+def _load(imported: Any) -> Callable[[], Instrument]:
+    """An entry point names a class, or a function that makes the instrument."""
+    if not callable(imported):
+        raise OptionError(f"{imported!r} is no instrument: neither a class nor a function that makes one")
+    return imported
+
+
+INSTRUMENTS: Registry[Callable[[], Instrument]] = Registry("instrument", "turbogr.instruments", _load, OptionError)

@@ -17,11 +17,12 @@ from torch import fx
 from .. import _torch
 from ..errors import PassError, VerifyError
 from ..graph import metadata
+from ..graph.phases import Phase
 from ..graph.provenance import line_of, line_of_error
 from ..graph.streams import stream_of
 from .context import Context, RewriteLimit
 from .instrument import GraphRun, Instrument, Step
-from .pass_base import Pass, Phase
+from .pass_base import Pass
 from .pipeline import Item, Repeat
 from .remarks import Remark, RemarkKind, warn
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import OptionError, did_you_mean
 from .capacity import Capacity
-from .instrument import Instrument
+from .instrument import INSTRUMENTS, Instrument
 from .pipeline import Pipeline
 from .target import find_target
 
@@ -85,10 +85,12 @@ class Options:
         self._set("without", ())
         if self.dump is not None:
             self._set("dump", Path(self.dump))
-        self._set("instruments", tuple(self.instruments))
+        named = [INSTRUMENTS.find(given)() if isinstance(given, str) else given for given in self.instruments]
+        self._set("instruments", tuple(named))
         for instrument in self.instruments:
             if not isinstance(instrument, Instrument):
-                raise OptionError(f"option 'instruments' takes Instrument objects, got {type(instrument).__name__}")
+                kind = type(instrument).__name__
+                raise OptionError(f"option 'instruments' takes Instrument objects or their names, got {kind}")
         here = [p.name for p in pipeline.passes()]
         if self.stop_after is not None and self.stop()[0] not in here:
             hint = did_you_mean(self.stop()[0], here)

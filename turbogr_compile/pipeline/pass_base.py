@@ -7,51 +7,17 @@ import dataclasses
 import inspect
 import re
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
-from functools import lru_cache
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import fx
 
 from ..errors import PipelineError, did_you_mean
-from ..registry import HOME
+from ..graph.phases import ALL_ROLES, Phase, Role
+from ..graph.provenance import Site, site_of
 
 if TYPE_CHECKING:
     from .context import Context
-
-
-class Phase(Enum):
-    """Where on the road of a graph a pass runs; vocabulary and invariants differ per phase."""
-
-    PRE_GRAD = "pre-grad"  # captured graph: functional ATen before autograd; almost every rewrite
-    JOINT = "joint"  # forward and backward in one graph
-    POST_GRAD = "post-grad"  # forward, backward or inference graph
-    LOWERING = "lowering"  # just before the target takes over; mutation allowed
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The ops that graphs of a phase are made of: below autograd, a target takes some of them apart."""
-
-    phase: Phase
-    target: str = ""  # whose decompositions; '' for none
-    decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict, compare=False)
-
-
-class Role(Enum):
-    """Which graph of a compiled frame a pass is looking at."""
-
-    CAPTURED = "captured"
-    JOINT = "joint"
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    INFERENCE = "inference"
-
-
-ALL_ROLES = frozenset(Role)
 
 
 @dataclass(frozen=True)
@@ -97,66 +63,6 @@ class Pass:
     def site(cls) -> Site:
         """File and line of the pass's definition."""
         return site_of(cls)
-
-
-@dataclass(frozen=True)
-class Site:
-    """A place in pass source code."""
-
-    path: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{short_path(self.path)}:{self.line}"
-
-
-def site_of(obj: Any) -> Site:
-    """File and line of a class or function."""
-    return _site_of(obj)
-
-
-@lru_cache(maxsize=1024)
-def _site_of(obj: Any) -> Site:
-    try:
-        return Site(inspect.getsourcefile(obj) or "?", inspect.getsourcelines(obj)[1])
-    except (OSError, TypeError):
-        return Site(getattr(obj, "__module__", "?"), 0)
-
-
-def declaration_site(cls: Any, attribute: str) -> Site:
-    """Line where `attribute` (after, before, needs) is declared in the class body of a pass."""
-    return _declaration_site(cls, attribute)
-
-
-@lru_cache(maxsize=1024)
-def _declaration_site(cls: Any, attribute: str) -> Site:
-    for owner in cls.__mro__:
-        if attribute not in vars(owner):
-            continue
-        override = vars(owner).get("_declared_at")
-        if override is not None:
-            return override
-        base = site_of(owner)
-        try:
-            source = inspect.getsource(owner).splitlines()
-        except (OSError, TypeError):
-            return base
-        for offset, text in enumerate(source):
-            if re.match(rf"\s*{attribute}\b\s*[:=]", text):
-                return Site(base.path, base.line + offset)
-        return base
-    return site_of(cls)
-
-
-def short_path(path: str) -> str:
-    """Path without the machine in it: relative to the working directory or to the package, or the last two parts."""
-    p = Path(path)
-    if not p.is_absolute():
-        return path
-    for root in (Path.cwd(), HOME.parent):
-        if p.is_relative_to(root):
-            return p.relative_to(root).as_posix()
-    return "/".join(p.parts[-2:])
 
 
 # --- the text form -------------------------------------------------------------------------------

@@ -16,8 +16,10 @@ from typing import Any
 import networkx as nx
 
 from ..errors import PipelineError, did_you_mean
+from ..graph.phases import Phase
+from ..graph.provenance import Site, declaration_site
 from . import catalogue
-from .pass_base import Pass, Phase, Site, build, declaration_site, parse_spec, split_specs
+from .pass_base import Pass, build, parse_spec, split_specs
 
 
 @dataclass(frozen=True)

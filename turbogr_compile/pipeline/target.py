@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Protocol
 from torch import fx
 
 from ..errors import OptionError, TargetError, did_you_mean
+from ..graph.phases import Phase, Role, Vocabulary
 from ..registry import Registry
-from .pass_base import Phase, Role, Vocabulary
 from .remarks import Remark
 
 log = logging.getLogger("turbogr_compile.target")

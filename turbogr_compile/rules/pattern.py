@@ -13,7 +13,7 @@ from torch import fx
 
 from .._torch import without_autocast
 from ..capture import trace as tracing
-from ..pipeline.pass_base import Vocabulary
+from ..graph.phases import Vocabulary
 
 Path = tuple[Any, ...]  # argument name, then positions inside nested lists
 _SCALARS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)

@@ -11,11 +11,11 @@ from torch import fx
 
 from ..errors import PassError, TurbogrError
 from ..graph.nodes import sizes_from
+from ..graph.phases import Vocabulary
 from ..graph.provenance import line_of
 from ..graph.shapes import same_shape
 from ..graph.text import type_text
 from ..pipeline.context import Context
-from ..pipeline.pass_base import Vocabulary
 from .match import Match, storage
 from .pattern import is_value, trace_holes
 from .search import Search

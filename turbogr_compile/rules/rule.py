@@ -33,10 +33,12 @@ from torch import fx
 
 from .._torch import outside_compilation, trying
 from ..errors import OptionError, RuleError
+from ..graph.phases import ALL_ROLES, Phase, Role, Vocabulary
+from ..graph.provenance import Site
 from ..graph.shapes import Dim, TensorSpec, generic_inputs, parse_inputs, same_literal
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
-from ..pipeline.pass_base import ALL_ROLES, Pass, Phase, Role, Site, Vocabulary
+from ..pipeline.pass_base import Pass
 from .match import Match
 from .pattern import Pattern, literals, trace_holes
 from .rewrite import apply_rules

@@ -18,9 +18,9 @@ from torch import fx
 
 from .._torch import is_erased, shape_env_of, trying
 from ..errors import PassError, TurbogrError
+from ..graph.phases import Vocabulary
 from ..graph.provenance import Origin, UserLine, line_of
 from ..pipeline.context import NearMiss, Obstacle
-from ..pipeline.pass_base import Vocabulary
 from .match import Match, Matcher, State, best
 from .obstacles import does_not_fit, does_nothing, ends_early, no_other_output
 from .pattern import Pattern

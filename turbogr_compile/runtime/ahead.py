@@ -31,10 +31,11 @@ from torch import fx
 
 from .. import _torch
 from ..errors import TurbogrError
-from ..pipeline.context import expression
+from ..graph.shapes import expression
 from .batches import pairs
 from .draws import Seeds
-from .prologue import KEY, Call, Exchange, Provider, RanksApart, RunStatistics, Unprovable, exchanges, reads, supply
+from .prologue import KEY, Call, Exchange, Provider, RanksApart, Unprovable, exchanges, reads, supply
+from .statistics import RunStatistics
 from .worker import on_line, opened
 
 log = logging.getLogger("turbogr_compile.runtime")

@@ -66,6 +66,12 @@ class Seeds:
         return seed_of(torch.initial_seed(), self._count.graph, number) if self.draws else 0
 
 
+def seed(number: int) -> None:
+    """`torch.manual_seed`, and draws outside of compiled graphs begin anew as well."""
+    torch.manual_seed(number)
+    load_state_dict({"seed": number, "calls": {}})
+
+
 def state_dict() -> dict[str, Any]:
     """What a checkpoint needs to draw on as if nothing had happened."""
     return {"seed": torch.initial_seed(), "calls": {**_RESUMED, **{g: c.calls for g, c in sorted(_COUNTS.items())}}}

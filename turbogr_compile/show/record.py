@@ -26,9 +26,8 @@ from typing import Any
 
 from torch import fx
 
-from ..graph.provenance import Origin, UserLine, line_of
+from ..graph.provenance import Origin, UserLine, line_of, short_path
 from ..graph.text import args_text, layout, node_text, target_text, type_text
-from ..pipeline.pass_base import short_path
 from ..pipeline.remarks import Remark
 
 FORMAT = 1

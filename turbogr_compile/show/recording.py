@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..graph import costs
+from ..graph.provenance import declaration_site
 from ..pipeline import catalogue
 from ..pipeline.context import NearMiss
 from ..pipeline.instrument import GraphRun, Instrument, Step
-from ..pipeline.pass_base import Pass, declaration_site
+from ..pipeline.pass_base import Pass
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.remarks import Remark, warn
 from .record import Recorder, add_remark

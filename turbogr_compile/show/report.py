@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..graph.costs import human
-from ..graph.text import table
 from ..pipeline.context import NearMiss
+from .table import table
 
 # Dynamo runs what it cannot trace (nn.GRU, nn.LSTM, a graph break at every line) itself, and says nothing.
 NO_GRAPH = "nothing was compiled: Dynamo found no graph and ran the function as it is; TORCH_LOGS=graph_breaks says why"

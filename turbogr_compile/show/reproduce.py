@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from .. import _torch
+from ..graph.phases import Phase
 from ..pipeline.instrument import GraphRun
-from ..pipeline.pass_base import Phase
 from ..registry import PACKAGE
 
 SMALL = 64  # constants up to this many values are written out

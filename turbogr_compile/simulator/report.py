@@ -11,8 +11,8 @@ import numpy as np
 
 from ..errors import OptionError
 from ..files import replace_file
-from ..graph.text import table
 from ..show.page import render
+from ..show.table import table
 from . import charts
 from .events import RESOURCES
 from .figures import PROVENANCES, Figure, assumptions

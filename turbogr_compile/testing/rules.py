@@ -25,13 +25,14 @@ from .._torch import TorchDispatchMode, trying
 from ..capture import trace as tracing
 from ..check.numerics import compare
 from ..check.verify import Verifier
+from ..graph.phases import Phase, Role, Vocabulary
 from ..graph.shapes import Dim, TensorSpec, as_specs, real_inputs, same_literal, sizes_of, symbolic_inputs
 from ..graph.text import diff_text, graph_text, type_text
 from ..pipeline.context import Context, NearMiss
 from ..pipeline.instrument import GraphRun, Instrument
 from ..pipeline.manager import Manager
 from ..pipeline.options import Options
-from ..pipeline.pass_base import Pass, Phase, Role, Vocabulary
+from ..pipeline.pass_base import Pass
 from ..pipeline.pipeline import Pipeline
 from ..rules.match import Matcher, State
 from ..rules.pattern import Pattern, is_value, literal_of

@@ -1,32 +1,41 @@
-"""What is installed, which targets can run here, and what is missing for the others."""
+"""`turbogr doctor`: what is installed, which targets can run here, and what is missing for the others."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
+import sys
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import torch
+from .common.output import show
 
-from . import _torch
-from .graph.text import table
-from .kernels.cpu.state import state
-from .pipeline.target import find_target, target_names
-
+SUMMARY = "what is installed, which targets can run here, what is missing"
 PACKAGES = ("torch", "turbogr", "networkx", "sympy", "jinja2", "rich", "torch_npu", "fbgemm-gpu-cpu")
 
 
+def arguments(command: argparse.ArgumentParser) -> None:
+    text = "unpack the torchair that fits this torch into turbogr's cache, for target ascend-sim"
+    command.add_argument("--fetch-torchair", action="store_true", help=text)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.fetch_torchair:
+        from ..lowering.torchair.fetch import fetch_torchair
+
+        sys.stderr.write(f"torchair is in {fetch_torchair()}\n")
+    found = diagnose()
+    show(options, found, doctor_text(found))
+    return 0
+
+
 def diagnose() -> dict[str, Any]:
-    targets = []
-    for name in target_names():
-        target = find_target(name)
-        default = target.default_codegen()
-        for codegen in target.codegens:
-            lacking = [asdict(m) for m in target.missing(codegen)]
-            targets.append({"target": name, "codegen": codegen, "ready": not lacking, "missing": lacking,
-                            "default": codegen == default, "summary": target.summary})  # fmt: skip
+    import torch
+
+    from .. import _torch, kernels
+
     return {
         "machine": {
             "python": platform.python_version(),
@@ -38,12 +47,38 @@ def diagnose() -> dict[str, Any]:
         },
         "packages": {name: _version(name) for name in PACKAGES},
         "entry point": _entry_point(),
-        "kernels": state(),
-        "targets": targets,
+        "kernels": kernels.state(),
+        "targets": _targets(),
+        "troubles": _troubles(),
     }
 
 
+def _targets() -> list[dict[str, Any]]:
+    from ..pipeline.target import TARGETS
+
+    targets = []
+    for target in TARGETS.all():
+        default = target.default_codegen()
+        for codegen in target.codegens:
+            lacking = [asdict(m) for m in target.missing(codegen)]
+            targets.append({"target": target.name, "codegen": codegen, "ready": not lacking, "missing": lacking,
+                            "default": codegen == default, "summary": target.summary})  # fmt: skip
+    return targets
+
+
+def _troubles() -> list[str]:
+    """Installed packages whose passes, targets, commands, row ops or instruments cannot be used."""
+    from ..pipeline.catalogue import PASSES
+    from ..pipeline.instrument import INSTRUMENTS
+    from ..pipeline.target import TARGETS
+    from . import COMMANDS
+
+    return [trouble for known in (PASSES, TARGETS, INSTRUMENTS, COMMANDS) for trouble in known.troubles()]
+
+
 def doctor_text(found: dict[str, Any]) -> str:
+    from ..show.table import table
+
     rows = [[k, str(v)] for k, v in found["machine"].items()]
     rows += [[k, v or "not installed"] for k, v in found["packages"].items()]
     rows.append(["backend 'turbogr'", found["entry point"]])
@@ -53,11 +88,14 @@ def doctor_text(found: dict[str, Any]) -> str:
         default = " (default)" if t["default"] else ""
         lines.append(f"{mark:8} target {t['target']}, codegen {t['codegen']}{default}")
         lines += [f"           {m['what']}: {m['remedy']}" for m in t["missing"]]
+    lines += [f"warning  {trouble}" for trouble in found["troubles"]]
     return "\n".join(lines)
 
 
 def _kernels_text(found: dict[str, Any]) -> list[str]:
     """C++ kernels: where they come from, and which are built. Without them a model is slower, and no less right."""
+    from ..show.table import table
+
     lowered = f", the machine has {found['machine isa']}" if found["isa"] != found["machine isa"] else ""
     rows = [
         ["compiler of kernels", found["compiler"] or "none"],

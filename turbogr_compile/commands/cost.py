@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .errors import OptionError, TurbogrError, did_you_mean
-from .graph.text import table
+from ..errors import OptionError, TurbogrError, did_you_mean
+from .common.output import show
+
+SUMMARY = "what the AscendC kernels would take on an NPU, projected from a run in the twin"
 
 DTYPES = ("float16", "bfloat16", "float32")
 NOTE = """\
@@ -17,7 +19,7 @@ memory's bandwidth besides. MFU counts FLOPs that the result needs (a backward: 
 over the fp16 peak of the cubes."""
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
+def arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("workloads", nargs="*", metavar="WORKLOAD", help="which to run; all if none is named")
     command.add_argument("--soc", action="append", metavar="NAME", help="910B1 to 910B4; may be given several times")
     for name, kind, value, text in (
@@ -31,13 +33,18 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dtype", default="float16", help=f"one of {', '.join(DTYPES)} (default float16)")
 
 
-def cost(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+def run(options: argparse.Namespace) -> int:
+    show(options, *_projected(options))
+    return 0
+
+
+def _projected(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """Facts and figures, and the same as text."""
     import torch
 
-    from .kernels.cpu.toolchain import Unavailable
-    from .kernels.twin.cost import SOCS
-    from .kernels.twin.workloads import WORKLOADS, Batch, facts, projections
+    from ..kernels.cpu.toolchain import Unavailable
+    from ..kernels.twin.cost import SOCS
+    from ..kernels.twin.workloads import WORKLOADS, Batch, facts, projections
 
     names = _known(options.workloads, list(WORKLOADS), "workload") or list(WORKLOADS)
     socs = _known(options.soc or [], list(SOCS), "device") or list(SOCS)
@@ -66,6 +73,8 @@ def _known(asked: list[str], names: list[str], what: str) -> list[str]:
 
 
 def _text(batch: dict[str, Any], found: list[Any]) -> str:
+    from ..show.table import table
+
     head = (
         f"{batch['sequences']} sequences of up to {batch['longest']} rows, {batch['rows']} rows in all "
         f"(fill {batch['fill']:.2f}), {batch['heads']} heads of {batch['head_dim']}, {batch['dtype']}"

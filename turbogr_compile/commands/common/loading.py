@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from .errors import OptionError, did_you_mean
-from .graph.provenance import line_of_error
-from .graph.shapes import parse_inputs, real_inputs
+from ...errors import OptionError, did_you_mean
+from ...graph.provenance import line_of_error
+from ...graph.shapes import parse_inputs, real_inputs
 
 
 def load(spec: str, inputs: str | None) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:

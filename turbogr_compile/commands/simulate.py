@@ -7,13 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .errors import OptionError, TurbogrError
+from ..errors import OptionError, TurbogrError
+from .common.output import show
+from .common.progress import progress
+
+SUMMARY = "what a job would do on up to 1024 devices; simulated, not measured"
 
 SCALES = "8,16,64,256,1024"
 MOST = 4096
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
+def arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--devices", default=SCALES, metavar="N,N", help=f"numbers of devices (default {SCALES})")
     text = "naive, or some of prefetch, overlap, balanced, hierarchical, semi-async; may be given several times"
     command.add_argument("--variant", action="append", metavar="A+B", help=text)
@@ -43,13 +47,20 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         command.add_argument(f"--{name}", type=float, metavar="X", help=f"{text}; default: see the assumptions")
 
 
-def simulate(options: argparse.Namespace) -> tuple[Any, str]:
+def run(options: argparse.Namespace) -> int:
+    with progress("simulating"):
+        data, text = _simulated(options)
+    show(options, data, text)
+    return 0
+
+
+def _simulated(options: argparse.Namespace) -> tuple[Any, str]:
     """Facts and figures, and the same as text."""
-    from .simulator import report
-    from .simulator.calibration import SHIPPED, load_calibration
-    from .simulator.cluster import cluster_of
-    from .simulator.variants import Variant, ladder
-    from .simulator.workload import Compute, Workload
+    from ..simulator import report
+    from ..simulator.calibration import SHIPPED, load_calibration
+    from ..simulator.cluster import cluster_of
+    from ..simulator.variants import Variant, ladder
+    from ..simulator.workload import Compute, Workload
 
     cluster = _replaced(cluster_of(options.soc), options, "link_efficiency")
     if options.calibrate:
@@ -85,9 +96,9 @@ def simulate(options: argparse.Namespace) -> tuple[Any, str]:
 
 
 def _calibrate(options: argparse.Namespace) -> tuple[Any, str]:
-    from .graph.text import table
-    from .kernels.cpu.toolchain import Unavailable
-    from .simulator.calibration import measure_here, project_twin, save_calibrations
+    from ..kernels.cpu.toolchain import Unavailable
+    from ..show.table import table
+    from ..simulator.calibration import measure_here, project_twin, save_calibrations
 
     if options.costs is None:
         raise OptionError("--calibrate writes a file: name it with --costs FILE")

@@ -1,0 +1,95 @@
+"""The command line. Each module is a command: `SUMMARY`, `arguments(parser)` and `run(options)`, which gives the exit
+status. Packages add commands through the entry-point group `turbogr.commands`.
+
+Importing a command is cheap: torch and the compiler are imported by `run`, so that help and mistakes are answered at
+once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from ..errors import OptionError, PipelineError, TurbogrError, did_you_mean
+from ..registry import Registry
+from .common.output import FAILED, INTERRUPTED, WRONG_USE
+
+COMMANDS: Registry[ModuleType] = Registry("command", "turbogr.commands", lambda module: module, OptionError, "commands")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0, 1 when a check failed or something was found, 2 when the command was wrong."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        options = parser(given).parse_args(given)
+        return options.run(options)
+    except (OptionError, PipelineError) as error:
+        sys.stderr.write(f"turbogr: {error}\n")
+        return WRONG_USE
+    except TurbogrError as error:
+        sys.stderr.write(f"turbogr: {error}\n")
+        return FAILED
+    except KeyboardInterrupt:
+        sys.stderr.write("turbogr: interrupted\n")
+        return INTERRUPTED
+    except BrokenPipeError:  # `turbogr ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def parser(given: Sequence[str]) -> argparse.ArgumentParser:
+    """Of all commands; arguments only of those that are named, since some take long to list."""
+    whole = _Parser(prog="turbogr", description="A compiler for generative recommenders.")
+    whole.add_argument("--version", action=_Version, help="print the version and end")
+    commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name in COMMANDS.names():
+        _add(commands, name, name in given)
+    return whole
+
+
+def _add(commands: Any, name: str, named: bool) -> None:
+    try:
+        module = COMMANDS.find(name)
+        summary = module.SUMMARY
+    except (TurbogrError, AttributeError) as error:  # a package that is broken harms nobody who does not ask for it
+        if named:
+            raise OptionError(str(error)) from error
+        return
+    command = commands.add_parser(name, help=summary, description=summary, conflict_handler="resolve")
+    command.add_argument("--json", action="store_true", help="print data instead of text")
+    if named:
+        module.arguments(command)  # may want a --json of its own
+    command.set_defaults(run=module.run)
+
+
+class _Version(argparse.Action):
+    def __init__(self, *words: Any, **settings: Any) -> None:
+        super().__init__(*words, nargs=0, **settings)
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
+        from importlib.metadata import version
+
+        parser.exit(message=f"turbogr {version('turbogr')}\n")
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with the closest name for a mistyped command or flag."""
+
+    def error(self, message: str) -> Any:
+        if "invalid choice" in message and "'" in message:
+            wrong = message.split("'")[1]
+            message += did_you_mean(wrong, COMMANDS.names())
+        if message.startswith("unrecognized arguments: --"):
+            wrong = message.split()[2].partition("=")[0]
+            message += did_you_mean(wrong, self.flags)
+        super().error(message)
+
+    @property
+    def flags(self) -> list[str]:
+        """Those of the commands that were named."""
+        groups = [a for a in self._actions if isinstance(a, argparse._SubParsersAction)]
+        return [flag for group in groups for parser in group.choices.values() for flag in parser._option_string_actions]

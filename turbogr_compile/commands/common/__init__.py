@@ -1,0 +1,1 @@
+"""What commands share: the model on the command line, signs of life, output."""
