@@ -2,7 +2,7 @@
 
     python benchmarks/analysis_time.py [--models hstu sasrec] [--layers 1 2 4 8 16] [--profile LAYERS] [--json FILE]
 
-Seconds per part of the pass, medians over repeated runs on one captured graph of a training step: `analyse` finds row
+CPU seconds per part of the pass, medians over repeated runs on one graph of a training step: `analyse` finds row
 spaces and demand, `emit` builds the packed graph, `program` the prologue (and tries it on the batch), `refresh` gives
 new nodes their shapes. `whole` is the step of the pass as the manager runs it, and more than its parts: remarks, copies
 for fallbacks, lint. `per layer` of two depths agree where the cost is linear.
@@ -16,82 +16,47 @@ import json
 import pstats
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from models import Recommender, SASRec, ragged
-from torch import fx
 
 import turbogr_compile
-from turbogr_compile import GraphRun, Instrument, Role
-from turbogr_compile.passes import pack_rows
-from turbogr_compile.pipeline import manager
+from turbogr_compile import GraphRun, Instrument, Role, Step
 
 MODELS = {"hstu": Recommender, "sasrec": SASRec}
 PARTS = ("analyse", "emit", "program", "refresh")
 
 
 class Clock(Instrument):
-    """Size of the captured graph and seconds of the pass."""
+    """Size of the captured graph, CPU seconds of the pass and of its parts; profiles the pass if asked to."""
 
-    def __init__(self) -> None:
+    def __init__(self, profiler: cProfile.Profile | None = None) -> None:
         self.nodes, self.whole, self.jagged = 0, 0.0, 0
+        self.parts = dict.fromkeys(PARTS, 0.0)
+        self._profiler, self._began = profiler, 0.0
 
     def start(self, run: GraphRun) -> None:
         if run.role is Role.CAPTURED:
             self.nodes = len(run.graph.nodes)
 
+    def before(self, run: GraphRun, step: Step) -> None:
+        if step.pass_.name == "pack-rows":
+            self._began = time.process_time()
+            if self._profiler is not None:
+                self._profiler.enable()
+
+    def after(self, run: GraphRun, step: Step) -> None:
+        if step.pass_.name == "pack-rows" and step.context is not None:
+            if self._profiler is not None:
+                self._profiler.disable()
+            self.whole = time.process_time() - self._began
+            self.parts |= {name: step.context.parts.get(name, 0.0) for name in PARTS}
+
     def finish(self, run: GraphRun) -> None:
         if run.role is Role.CAPTURED:
-            self.whole = sum(s.seconds for s in run.steps if s.pass_.name == "pack-rows")
             op = torch.ops.turbogr.jagged_attention.default
             self.jagged = len(run.graph.find_nodes(op="call_function", target=op))
-
-
-class Parts:
-    """Seconds in the functions that the pass is made of."""
-
-    def __init__(self) -> None:
-        self.seconds = dict.fromkeys(PARTS, 0.0)
-        self._inside = False
-
-    def timed(self, name: str, fn: Callable[..., Any], only_in_pass: bool = False) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return fn(*args, **kwargs)
-            finally:
-                if self._inside or not only_in_pass:
-                    self.seconds[name] += time.perf_counter() - began
-
-        return run
-
-    def __enter__(self) -> Parts:
-        emitter, clean = pack_rows.Emitter, manager.Manager._apply
-        parts = self
-
-        def apply(self: Any, step: Any) -> None:
-            parts._inside = step.pass_.name == "pack-rows"
-            clean(self, step)
-            parts._inside = False
-
-        self._saved = [
-            (pack_rows, "analyse", pack_rows.analyse), (emitter, "run", emitter.run),
-            (emitter, "program", emitter.program), (manager.metadata, "refresh", manager.metadata.refresh),
-            (manager.Manager, "_apply", clean),
-        ]  # fmt: skip
-        pack_rows.analyse = self.timed("analyse", pack_rows.analyse)  # type: ignore[assignment]
-        emitter.run = self.timed("emit", emitter.run)  # type: ignore[method-assign]
-        emitter.program = self.timed("program", emitter.program)  # type: ignore[method-assign]
-        manager.metadata.refresh = self.timed("refresh", manager.metadata.refresh, only_in_pass=True)
-        manager.Manager._apply = apply  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        for owner, name, value in self._saved:
-            setattr(owner, name, value)
 
 
 def compiled(model: str, layers: int, clock: Clock) -> None:
@@ -106,26 +71,15 @@ def measure(model: str, layers: int, rounds: int) -> dict[str, float]:
     runs = []
     for _ in range(rounds):
         clock = Clock()
-        with Parts() as parts:
-            compiled(model, layers, clock)
-        runs.append({**parts.seconds, "whole": clock.whole, "nodes": clock.nodes, "jagged": clock.jagged})
+        compiled(model, layers, clock)
+        runs.append({**clock.parts, "whole": clock.whole, "nodes": clock.nodes, "jagged": clock.jagged})
     return {key: statistics.median(r[key] for r in runs) for key in runs[0]}
 
 
 def profile(model: str, layers: int) -> None:
     """Where the pass spends its time, by what functions take themselves and with what they call."""
     recorded = cProfile.Profile()
-    run = pack_rows.PackRows.run
-
-    def recording(self: Any, graph: fx.Graph, ctx: Any) -> None:
-        with recorded:
-            run(self, graph, ctx)
-
-    pack_rows.PackRows.run = recording  # type: ignore[method-assign]
-    try:
-        compiled(model, layers, Clock())
-    finally:
-        pack_rows.PackRows.run = run  # type: ignore[method-assign]
+    compiled(model, layers, Clock(recorded))
     stats = pstats.Stats(recorded).strip_dirs()
     stats.sort_stats("tottime").print_stats(18)
     stats.sort_stats("cumulative").print_stats(45)

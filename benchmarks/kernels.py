@@ -39,7 +39,7 @@ import torch
 from measure import MALLOC, Neighbours, machine, say
 from plan import SIZES, Disagreement, Settings, Table
 
-from turbogr_compile.kernels.cpu.state import state
+from turbogr_compile.kernels import state
 
 TABLES = {table.name: table for table in (*attention.TABLES, *row_ops.TABLES, *steps.TABLES)}
 

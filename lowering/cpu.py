@@ -19,15 +19,11 @@ from ..graph.phases import Role
 from ..pipeline.target import BaseTarget, Hooks, Missing
 from ..runtime.ranks.agreement import agreeing
 from .common.aot import aot
+from .common.pipelines import PACKING, SCHEDULE
 
 aten = torch.ops.aten
-# What every target profits from; then, for this one, what puts the graph into its C++ kernels.
-PACKING = (
-    "remove-noops, fold-views, pack-rows, expand-lookups, fold-masks, eliminate-common, simplify-masks, "
-    "recognize-activations"
-)
+# Packing, then what puts the graph into C++ kernels.
 FUSION = "fuse-sampling, fuse-loss, fuse-silu-split, fuse-norm-gate, fuse-embedding"
-SCHEDULE = "bucket-collectives, overlap"
 DEFAULT_PIPELINE = f"{PACKING}, {FUSION}, eliminate-dead-code, {SCHEDULE}"
 
 

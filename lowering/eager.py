@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from ..pipeline.target import BaseTarget, Hooks
-from .cpu import PACKING
+from .common.pipelines import PACKING
 
 
 @dataclass(frozen=True)

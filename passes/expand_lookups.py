@@ -38,7 +38,7 @@ from ..runtime.sharding.stale import NEVER, allowed, fetch
 from ..runtime.sharding.table import Table, table_of
 from ..runtime.worker import in_turn
 from .common.cut import Cut, Part
-from .offload_sampling import Held, is_draw
+from .common.draws import Held, is_draw
 
 aten, c10d, ops = torch.ops.aten, torch.ops._c10d_functional, torch.ops.turbogr
 _HINT = "compute ids from the batch alone; expand-lookups{draws=true} draws those that are drawn before the step"

@@ -62,7 +62,7 @@ class PackRows(Pass):
 
     def _analyse(self, graph: fx.Graph, ctx: Context) -> RowAnalysis:
         unspecified = getattr(ctx.options, "padded_outputs", "strict") == "unspecified"
-        with _torch.outside_compilation():
+        with _torch.outside_compilation(), ctx.part("analyse"):
             read = partial(analyse, graph, ctx.examples, unspecified_outputs=unspecified)
             found = read()
             refused = found.reads_pads()
@@ -76,9 +76,11 @@ class PackRows(Pass):
         original, copies = _copy(graph)
         before = [n for n in graph.nodes if n.op == "call_function"]
         with ctx.rewrite("pack", *before):
-            emitter.run()
-            _erase_unused(graph, emitter)
-            program = emitter.program(original, copies)
+            with ctx.part("emit"):
+                emitter.run()
+                _erase_unused(graph, emitter)
+            with ctx.part("program"):
+                program = emitter.program(original, copies)
             for node, source in emitter.origin.items():
                 if not _torch.is_erased(node):
                     inherit(node, [source], Origin(self.name, "pack", (source.name,)))

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import turbogr_compile as turbogr
 
-from ..show.recording import Recording
 from . import storage
 from .config import SHARED, Config
 
@@ -30,7 +29,7 @@ class Loss:
 
     def __init__(self, model: nn.Module, config: Config) -> None:
         self.model = model
-        self._recording = Recording()
+        self._recording = turbogr.Recording()
         self.call = self._compile(storage.method(model, "loss"), config)
 
     def _compile(self, plain: Callable[..., Tensor], config: Config) -> Callable[..., Tensor]:

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import fx
 
 from ...errors import TargetError
 from .dtypes import of_attribute, of_descriptor
@@ -282,10 +281,3 @@ def _find_origins(nodes: list[Node]) -> None:
     for node in reversed(nodes):
         reader = readers.get(node.name)
         node.origin = node.fx or (reader.origin if reader and node.type not in INPUTS else "")
-
-
-def text(graph: Graph, fx_graph: fx.Graph | None = None) -> str:
-    """One node per line; with the FX graph it came from, under the lines of the user's program."""
-    from .text import graph_text
-
-    return graph_text(graph, fx_graph)

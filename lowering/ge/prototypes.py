@@ -6,8 +6,7 @@ turbogr's own operators register theirs here, as their package would with GE on 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -126,17 +125,21 @@ def known_types() -> list[str]:
     return sorted({*_own, *_BARE, *_texts()})
 
 
-def torchair_folder() -> Path | None:
-    """Of the torchair that this process uses, or would use."""
-    if loaded := sys.modules.get("torchair"):
-        return Path(loaded.__path__[0])
-    from ..torchair.load import find as find_torchair
+def read_from(folder: Callable[[], Path | None]) -> None:
+    """Where the headers lie that describe GE's operators; None where there are none on this machine."""
+    global _folder
+    _folder = folder
 
-    return find_torchair()
+
+def _nowhere() -> Path | None:
+    return None
+
+
+_folder: Callable[[], Path | None] = _nowhere
 
 
 def _texts() -> dict[str, str]:
-    folder = torchair_folder()
+    folder = _folder()
     return {} if folder is None else _texts_in(folder)
 
 

@@ -29,6 +29,7 @@ import torch
 
 from ...errors import TargetError
 from ...kernels.cpu.cache import Refused, obstacle, user_folder
+from ..ge import prototypes
 from . import native
 from .patches import kept, patched
 
@@ -55,6 +56,12 @@ def find() -> Path | None:
     if named := os.environ.get(VARIABLE):
         return _inside(Path(named).expanduser().absolute())
     return _cached() or _inside(_folder_of_torch_npu())
+
+
+def in_use() -> Path | None:
+    """The folder of the torchair that this process uses, or would use."""
+    loaded = sys.modules.get("torchair")
+    return Path(loaded.__path__[0]) if loaded else find()
 
 
 def version_of(folder: Path) -> str:
@@ -260,3 +267,6 @@ class _Refuse(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         raise AssertionError("never created")
+
+
+prototypes.read_from(in_use)

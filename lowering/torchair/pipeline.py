@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..cpu import PACKING, SCHEDULE
+from ..common.pipelines import PACKING, SCHEDULE
 
 # Only what has an AscendC kernel is fused into one op.
 FUSION = "fuse-sampling{form=rows, multiple=16, widest=512}, narrow-attention, fuse-norm-gate, fuse-embedding"

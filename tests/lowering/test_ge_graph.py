@@ -13,6 +13,7 @@ from turbogr_compile.lowering.ge.graph import GraphError
 from turbogr_compile.lowering.ge.interpreter import Interpreter
 from turbogr_compile.lowering.ge.kernels import KERNELS
 from turbogr_compile.lowering.ge.prototypes import Attribute, Port, Prototype
+from turbogr_compile.lowering.ge.text import graph_text
 from turbogr_compile.lowering.torchair import load as torchair
 
 from .models import HSTU, SASRec
@@ -237,7 +238,7 @@ def test_text():
     with torch.no_grad():
         compiled(torch.randn(4, 6), torch.randn(8, 6), torch.tensor([1, 2]))
     # fmt: off
-    assert_expected_inline(graph.text(compiled.graphs[0]), """\
+    assert_expected_inline(graph_text(compiled.graphs[0]), """\
 graph(%arg0_1: f32[8, 6], %arg1_1: f32[4, 6], %arg2_1: i64[2]):
   %Transpose : f32[6, 8] = Transpose(%arg0_1, [1, 0])   # t
   %MatMul : f32[4, 8] = MatMul(%arg1_1, %Transpose, None)   # mm
@@ -262,7 +263,7 @@ def test_text_under_the_lines_of_the_program():
     compiled = Simulated(tower)
     with torch.no_grad():
         compiled(torch.randn(4, 6), torch.randn(8, 6), torch.tensor([1, 2]))
-    text = graph.text(compiled.graphs[0], compiled.compiled[0].runner.fx_graph.graph)
+    text = graph_text(compiled.graphs[0], compiled.compiled[0].runner.fx_graph.graph)
     assert "hidden = F.relu(x @ weight.t())\n  %Transpose" in text
     assert "  %Transpose" not in text.partition("top = hidden")[2]
 
@@ -273,7 +274,7 @@ def test_text_of_a_dynamic_graph_is_the_same_in_every_run():
         compiled = Simulated(lambda x, n: (x.reshape(n, -1) * n).sum(0), dynamic=True)
         with torch.no_grad():
             compiled(torch.randn(6, 4), 3)
-        texts.append(graph.text(compiled.graphs[0]))
+        texts.append(graph_text(compiled.graphs[0]))
     assert texts[0] == texts[1]
     # fmt: off
     assert_expected_inline(texts[0], """\
@@ -307,7 +308,7 @@ def test_text_of_streams_and_control_edges():
     torch.testing.assert_close(late, X.exp() * X)
     torch.testing.assert_close(early, torch.relu(X @ (Y.t() @ Y)))
     # fmt: off
-    assert_expected_inline(graph.text(compiled.graphs[0]), """\
+    assert_expected_inline(graph_text(compiled.graphs[0]), """\
 graph(%arg0_1: f32[4, 6], %arg1_1: f32[6, 6]):
   %MatMul : f32[4, 6] = MatMul(%arg0_1, %arg1_1, None) [inner_parallel=True, stream=emb, priority=3]   # mm
   %Relu : f32[4, 6] = Relu(%MatMul) [inner_parallel=True, stream=emb, priority=3]   # relu

@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from turbogr_compile.lowering.ge import graph, interpreter, prototypes
+from turbogr_compile.lowering.ge import interpreter, prototypes
 from turbogr_compile.lowering.ge.prototypes import Attribute, Port, Prototype
+from turbogr_compile.lowering.ge.text import graph_text
 from turbogr_compile.lowering.torchair import load as torchair
 from turbogr_compile.lowering.torchair import native
 
@@ -132,7 +133,7 @@ def test_written_inputs_as_reference_data():
     with torch.no_grad():
         assert compiled(total, x) == 10 and compiled(total, x) == 16
     assert "RefData" in compiled.types
-    assert "graph(%arg0_1: f32[4] written, %arg1_1: f32[4]):" in graph.text(compiled.graphs[0])
+    assert "graph(%arg0_1: f32[4] written, %arg1_1: f32[4]):" in graph_text(compiled.graphs[0])
 
 
 def test_sizes_that_no_tensor_has_are_inputs_on_the_host():

@@ -13,8 +13,8 @@ from markupsafe import Markup
 from turbogr_compile.errors import OptionError
 from turbogr_compile.files import replace_file
 from turbogr_compile.show.charts import COLOURS, Bar, Series, axis, bars, plot
-from turbogr_compile.show.diagram import PALETTE, STYLE
 from turbogr_compile.show.page import render
+from turbogr_compile.show.style import PALETTE, STYLE
 from turbogr_compile.show.timeline import timeline_svg
 
 from .comparison import Comparison, baseline_of, compare, loss_differences

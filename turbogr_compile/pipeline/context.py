@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -76,6 +77,7 @@ class Context:
     savings: dict[str, sympy.Expr] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)  # texts for the reader of a dump, by file name
     timeline: dict[str, Any] | None = None  # when things run by estimate, as timeline.py draws it
+    parts: dict[str, float] = field(default_factory=dict)  # CPU seconds by part of the pass
     at: fx.Node | None = None  # where the pass is working; names the culprit when it raises
 
     @property
@@ -110,6 +112,15 @@ class Context:
         self.rewrites.append(done)
         if self.on_rewrite is not None:
             self.on_rewrite(done)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """A part of the pass, for whoever wants to know where the time of compiling goes."""
+        began = time.process_time()
+        try:
+            yield
+        finally:
+            self.parts[name] = self.parts.get(name, 0.0) + time.process_time() - began
 
     def missed(self, id: str, text: str, node: fx.Node | None = None, hint: str = "") -> None:
         """Say that an optimisation did not apply at `node`, and why."""

@@ -146,7 +146,8 @@ class Manager:
         self._print = now
         if step.changed:
             _lint(graph)
-            metadata.refresh(self.run.module, self._seen)
+            with context.part("refresh"):
+                metadata.refresh(self.run.module, self._seen)
         self.run.remarks += context.remarks
         step.seconds = time.perf_counter() - step.began
         self._tell("after", step)

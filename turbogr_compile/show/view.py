@@ -20,8 +20,9 @@ from markupsafe import Markup
 
 from ..errors import TurbogrError
 from ..files import replace_file
-from .diagram import PALETTE, STYLE, before_of, change_svg, order_svg, snapshot_of
+from .diagram import before_of, change_svg, order_svg, snapshot_of
 from .record import FORMAT
+from .style import PALETTE, STYLE
 from .timeline import timeline_svg
 
 PICTURES = 1_200_000  # characters of embedded pictures; single rewrites go without beyond that

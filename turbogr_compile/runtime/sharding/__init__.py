@@ -3,11 +3,12 @@
 from .convert import shard
 from .delays import Staleness
 from .dense import average_gradients, broadcast_parameters, dense_parameters
-from .embedding import ShardedEmbedding, sharded_tables
+from .embedding import ShardedEmbedding
 from .optim import LazyAdam, RowAdagrad, RowOptimizer, RowSGD, RowWiseAdagrad
 from .placements import ColumnWise, Hierarchical, Placement, Replicated, RowWise, TableWise
 from .plan import Plan, plan
 from .stale import staleness
+from .table import sharded_tables
 
 __all__ = [
     "ColumnWise", "Hierarchical", "LazyAdam", "Placement", "Plan", "Replicated", "RowAdagrad", "RowOptimizer", "RowSGD",

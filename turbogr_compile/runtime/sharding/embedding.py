@@ -86,8 +86,3 @@ class ShardedEmbedding(nn.Module):
             f"the sharded table {self.table.name!r} cannot be pickled or copied: it belongs to a process group; "
             "save state_dict() with torch.distributed.checkpoint"
         )
-
-
-def sharded_tables(model: nn.Module) -> list[ShardedEmbedding]:
-    """The sharded tables of a model, in the order of its modules."""
-    return [m for m in model.modules() if isinstance(m, ShardedEmbedding)]

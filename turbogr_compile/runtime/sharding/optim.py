@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from ...errors import OptionError, TurbogrError
 from . import state as states
-from .embedding import ShardedEmbedding, sharded_tables
-from .table import RowGradient
+from .embedding import ShardedEmbedding
+from .table import RowGradient, sharded_tables
 
 Tables = nn.Module | Iterable[nn.Module]
 

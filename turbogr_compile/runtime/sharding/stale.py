@@ -21,7 +21,7 @@ from ...errors import TurbogrError
 from ...kernels.declare import declare, require_tensor
 from ..worker import in_turn
 from .delays import Staleness
-from .table import SLOTS, Sent, Table, table_of
+from .table import SLOTS, Sent, Table, sharded_tables, table_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,8 +36,6 @@ class TooStale(TurbogrError):
 
 def staleness(model: nn.Module) -> dict[str, Staleness]:
     """Of each sharded table that was used, by name."""
-    from .embedding import sharded_tables
-
     for t in sharded_tables(model):
         t.table.settle()
     return {t.name: t.table.staleness for t in sharded_tables(model) if t.table.staleness.delays}

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import TurbogrError
 from ..worker import current, on_line, without_gradient
@@ -212,3 +212,8 @@ def _padded(x: Tensor, rows: int) -> Tensor:
     padded = x.new_zeros((rows, *x.shape[1:]))
     padded[: x.shape[0]] = x
     return padded
+
+
+def sharded_tables(model: nn.Module) -> list[Any]:
+    """The modules of a model that hold a sharded table, in the order of its modules."""
+    return [m for m in model.modules() if isinstance(getattr(m, "table", None), Table)]
