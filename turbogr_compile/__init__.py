@@ -52,9 +52,9 @@ if TYPE_CHECKING:
         RowWiseAdagrad,
         TableWise,
         average_gradients,
-        plan,
         shard,
     )
+    from .runtime.sharding.plan import plan
     from .runtime.statistics import RunStatistics, statistics
     from .show.recording import Recording
 
@@ -79,7 +79,8 @@ _FROM = {
     "runtime.random_state": "random_state",
     "runtime.ranks.watch": "RanksLost watch_ranks",
     "runtime.sharding": "ColumnWise Hierarchical LazyAdam Replicated RowAdagrad RowSGD RowWise RowWiseAdagrad "
-    "TableWise average_gradients plan shard",
+    "TableWise average_gradients shard",
+    "runtime.sharding.plan": "plan",
     "runtime.statistics": "RunStatistics statistics",
     "show.recording": "Recording",
 }

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parser(given: Sequence[str]) -> argparse.ArgumentParser:
     """Of all commands; arguments only of those that are named, since some take long to list."""
     whole = _Parser(prog="turbogr", description="A compiler for generative recommenders.")
-    whole.add_argument("--version", action=_Version, help="print the version and end")
+    whole.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
     commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name in COMMANDS.names():
         _add(commands, name, name in given)
@@ -67,9 +67,6 @@ def _add(commands: Any, name: str, named: bool) -> None:
 
 
 class _Version(argparse.Action):
-    def __init__(self, *words: Any, **settings: Any) -> None:
-        super().__init__(*words, nargs=0, **settings)
-
     def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
         from importlib.metadata import version
 
