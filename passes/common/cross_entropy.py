@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ... import kernels as _kernels  # noqa: F401  (defines the ops)
 from ...graph.nodes import tensor
 from ...graph.shapes import same_shape, same_size
 from ...rules.pattern import arguments

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from ... import _torch
+from ... import kernels as _kernels  # noqa: F401  (defines the ops)
 from ...errors import PassError
 from ...graph.costs import PAIRS
 from ...graph.nodes import tensor

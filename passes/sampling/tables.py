@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ... import kernels as _kernels  # noqa: F401  (defines the ops)
 from ...graph.nodes import tensor
 from ...rules.pattern import arguments
 from ..common.cross_entropy import Refused, value_of
