@@ -1,7 +1,8 @@
 # make demo       set up, train a small recommender by eager and by turbogr, write out/report/index.html
 # make test       set up and run the tests (make test-all: the slow ones too)
 # make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers (needs g++)
-# make lint       style and types
+# make lint       style, the import contract and types
+# make count      how large each room is
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,7 +11,7 @@ TORCHAIR := $(CURDIR)/$(VENV)/torchair
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TURBOGR_TORCHAIR := $(TORCHAIR)
 
-.PHONY: demo test test-all sanitize lint setup clean
+.PHONY: demo test test-all sanitize lint count setup clean
 
 demo: setup
 	$(BIN)/python examples/demo.py
@@ -39,6 +40,9 @@ lint: setup
 	ln -s $(addprefix $(CURDIR)/,passes lowering kernels training benchmarks examples) build/house/turbogr_compile/
 	cd build/house && PYTHONPATH=. $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/pyproject.toml
 	cd build/house && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p turbogr_compile
+
+count: setup
+	$(BIN)/python tests/house/count.py
 
 setup: $(VENV)/.ready
 

@@ -1,4 +1,6 @@
-"""The wheel installs as one import package, finds its own files, and announces itself to torch."""
+"""However turbogr is brought along (wheel, sdist, editable install, a checkout as it is), it is one import package that
+finds its own files and announces itself to torch.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from turbogr_compile.registry import BESIDE
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = """
@@ -18,8 +24,8 @@ import torch, turbogr_compile
 assert turbogr_compile.__file__.startswith(sys.argv[1]), turbogr_compile.__file__
 for leaked in ("passes", "lowering", "kernels", "training"):
     assert importlib.util.find_spec(leaked) is None, leaked
-from turbogr_compile import catalogue
-from turbogr_compile.lowering.target import target_names
+from turbogr_compile.pipeline import catalogue
+from turbogr_compile.lowering.target import target_names  # the address that targets of others use
 assert "fold-masks" in catalogue.names() and target_names() == ["ascend", "ascend-sim", "cpu", "eager"]
 assert "turbogr" in torch._dynamo.list_backends(exclude_tags=())
 f = torch.compile(lambda x: x * 1.0 + 1, backend="turbogr", options={"codegen": "aten", "dump": sys.argv[2]})
@@ -40,23 +46,37 @@ assert twin.ran == ["gather_rows", "scatter_rows"] and x.grad[:, 0].tolist() == 
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
+def source(tmp_path_factory) -> Path:
+    """A clone, so that building leaves nothing in the checkout."""
+    folder = tmp_path_factory.mktemp("source") / "turbogr"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
-    source = tmp_path_factory.mktemp("source") / "turbogr"
-    # A copy, so that building leaves nothing in the checkout.
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), str(source)]
     subprocess.run(command, check=True)
     (built,) = out.glob("turbogr-*.whl")
     return built
 
 
+def packaged(names: list[str]) -> set[str]:
+    return {n.removeprefix("turbogr_compile/") for n in names if n.startswith("turbogr_compile/")}
+
+
+def tracked() -> set[str]:
+    """What the commit has in the rooms of the house, by its place inside of the import package."""
+    listed = ["git", "-C", str(ROOT), "ls-tree", "-r", "--name-only", "HEAD", "turbogr_compile", *BESIDE]
+    names = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
+    return {n.removeprefix("turbogr_compile/") for n in names}
+
+
 def test_wheel_holds_everything_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {n.split("/")[0] for n in names if ".dist-info" not in n} == {"turbogr_compile"}
-    for wanted in ("py.typed", "view.html.j2", "view.js.j2", "passes/fold_masks.py", "lowering/cpu.py", "page.css.j2",
-                   "benchmarks/kernels.py", "training/bench/page.html.j2", "training/report/page.html.j2"):  # fmt: skip
-        assert f"turbogr_compile/{wanted}" in names
+    assert packaged(names) == tracked()
     entry = next(n for n in names if n.endswith("entry_points.txt"))
     text = zipfile.ZipFile(wheel).read(entry).decode()
     assert "turbogr = turbogr_compile.commands:main" in text and "turbogr = turbogr_compile.backend:turbogr" in text
@@ -64,12 +84,19 @@ def test_wheel_holds_everything_and_nothing_else(wheel):
     assert "Requires-Dist: torch==2.13.*" in metadata and "License-Expression: Apache-2.0" in metadata
 
 
-def test_wheel_holds_the_sources_that_are_built_elsewhere(wheel):
-    names = set(zipfile.ZipFile(wheel).namelist())
-    listed = ["git", "-C", str(ROOT), "ls-tree", "-r", "--name-only", "HEAD", "kernels"]
-    sources = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
-    assert "kernels/ascendc/build.sh" in sources and "kernels/twin/include/kernel_operator.h" in sources
-    assert not [name for name in sources if f"turbogr_compile/{name}" not in names]
+def test_sdist_makes_the_same_wheel(source, wheel, tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)], cwd=source, check=True
+    )
+    (archive,) = tmp_path.glob("turbogr-*.tar.gz")
+    with tarfile.open(archive) as opened:
+        opened.extractall(tmp_path, filter="data")
+    (unpacked,) = (p for p in tmp_path.iterdir() if p.is_dir())
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], cwd=unpacked, check=True
+    )
+    (built,) = tmp_path.glob("*.whl")
+    assert sorted(zipfile.ZipFile(built).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +109,13 @@ def site(wheel, tmp_path_factory) -> Path:
 
 
 def run(program: str, site: Path, folder: Path, *arguments: str, **environment: str) -> None:
-    command = [sys.executable, "-c", program, str(site), *arguments]
-    subprocess.run(command, check=True, cwd=folder, env={**os.environ, **environment, "PYTHONPATH": str(site)})
+    command = [sys.executable, "-S", "-c", program, str(site), *arguments]
+    subprocess.run(command, check=True, cwd=folder, env={**apart(site), **environment})
+
+
+def apart(*first: Path) -> dict[str, str]:
+    """An environment without the editable install of this one: -S reads no .pth files, and libraries come by path."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*first, sysconfig.get_paths()["purelib"])))}
 
 
 def test_installed_wheel_works_away_from_the_checkout(site, tmp_path):
@@ -94,3 +126,54 @@ def test_installed_wheel_works_away_from_the_checkout(site, tmp_path):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the twin is compiled with g++")
 def test_installed_wheel_builds_the_twin(site, tmp_path):
     run(TWIN_PROGRAM, site, tmp_path, TURBOGR_CACHE_DIR=str(tmp_path / "cache"))
+
+
+MODEL = """
+import torch
+
+table = torch.nn.Embedding(20, 8, padding_idx=0)
+
+
+def step(ids):
+    return (table(ids) * 1.0 * (ids != 0)[..., None]).square().sum()
+
+
+def step_inputs():
+    return torch.tensor([[1, 2, 0], [3, 0, 0]])
+"""
+EXPLAIN = ["-m", "turbogr_compile", "explain", "model.py:step", "--codegen", "aten"]
+
+
+def explained(command: list[str], folder: Path, environment: dict[str, str]) -> str:
+    (folder / "model.py").write_text(MODEL)
+    return subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+def test_a_clone_that_nobody_installed_explains_a_model(source):
+    """From the root of the checkout, and with the checkout on the path from anywhere else."""
+    told = explained([sys.executable, "-S", *EXPLAIN], source, apart())
+    assert "pack-rows" in told and "packed" in told
+    where = "import turbogr_compile.passes as p; print(p.__file__)"
+    command = [sys.executable, "-S", "-c", where]
+    found = subprocess.run(command, cwd=source, env=apart(), check=True, capture_output=True, text=True).stdout
+    assert found.strip() == str(source / "passes" / "__init__.py")
+
+
+def test_an_editable_install_explains_a_model(source, tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--editable", str(source)], check=True)
+    told = explained([str(tmp_path / "venv" / "bin" / "turbogr"), *EXPLAIN[2:]], tmp_path, apart())
+    assert "pack-rows" in told and "packed" in told
+    where = "import turbogr_compile.registry as r; print(r.HOME)"
+    found = subprocess.run([python, "-c", where], check=True, capture_output=True, text=True, cwd=tmp_path).stdout
+    assert found.strip() == str(source / "turbogr_compile")
+
+
+def test_whoever_walks_the_package_arrives(tmp_path):
+    """TORCH_LOGS=+turbogr_compile does; the package must not contain itself."""
+    program = (
+        "import turbogr_compile, pkgutil; print(*(m.name for m in pkgutil.walk_packages(turbogr_compile.__path__)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert "pipeline" in done.stdout.split() and "turbogr_compile" not in done.stdout.split()

@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from . import _torch
+from . import kernels as _kernels  # noqa: F401  (whoever compiles or replays a graph has its ops)
 from .backend import Compilation, instruments_for
 from .capture.dynamo import capture
 from .capture.trace import trace_with_lines

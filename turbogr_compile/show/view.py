@@ -48,7 +48,7 @@ def write_view(directory: Path) -> Path:
 
 def render(records: list[dict[str, Any]], run: dict[str, Any]) -> str:
     """The page as text; `records` as documented in record.py, `run` as in run.json."""
-    loader = jinja2.PackageLoader("turbogr_compile", ".")
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     script = environment.get_template("view.js.j2").render()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

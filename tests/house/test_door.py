@@ -1,0 +1,48 @@
+"""The front door is light: what a program does not use, it does not import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+{code}
+print(" ".join(m for m in ("torch", "torch._dynamo", "torch._inductor", "networkx", "jinja2") if m in sys.modules))
+"""
+
+
+def loaded(code: str, tmp_path) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(code=code)], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import turbogr_compile",
+        "import turbogr_compile.errors, turbogr_compile.registry",
+        "from turbogr_compile import TurbogrError, Phase, Role",
+        "import turbogr_compile; dir(turbogr_compile)",
+        "from turbogr_compile.commands import main, parser; parser([]).format_help()",
+        "from turbogr_compile.commands import parser; parser(['explain']).parse_args(['explain', 'f.py:g'])",
+        "from turbogr_compile.commands import parser; parser(['passes']).parse_args(['passes', '--phase', 'joint'])",
+        "from turbogr_compile.commands import parser; parser(['train']).parse_args(['train', '--size', 'tiny'])",
+    ],
+)
+def test_without_torch(code, tmp_path):
+    assert loaded(code, tmp_path) == set()
+
+
+@pytest.mark.parametrize("code", ["import turbogr_compile.kernels", "import turbogr_compile; turbogr_compile.kernels"])
+def test_kernels_need_torch_only(code, tmp_path):
+    assert loaded(code, tmp_path) == {"torch"}
+
+
+def test_torch_finds_the_backend_without_an_import_of_ours(tmp_path):
+    code = "import torch; torch.compile(lambda x: x + 1, backend='turbogr', options={'codegen': 'aten'})(torch.ones(2))"
+    assert "torch._dynamo" in loaded(code, tmp_path)
