@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-XX
-
 try:
     import tomllib
 except ImportError:  # Python 3.10
