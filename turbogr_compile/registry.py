@@ -169,6 +169,16 @@ class Registry(Generic[T]):
         return found
 
 
+def version_of(package: str) -> str:
+    """Of an installed package; '' where it is not installed, as turbogr itself in a checkout that is used as it is."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
 @lru_cache(maxsize=16)
 def _modules(room: str) -> tuple[str, ...]:
     return tuple(modules_of(room))

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import OptionError, PipelineError, TurbogrError, did_you_mean
-from ..registry import Registry
+from ..registry import Registry, version_of
 from .common.output import FAILED, INTERRUPTED, WRONG_USE
 
 COMMANDS: Registry[ModuleType] = Registry("command", "turbogr.commands", lambda module: module, OptionError, "commands")
@@ -68,9 +68,7 @@ def _add(commands: Any, name: str, named: bool) -> None:
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
-        from importlib.metadata import version
-
-        parser.exit(message=f"turbogr {version('turbogr')}\n")
+        parser.exit(message=f"turbogr {version_of('turbogr') or 'of a checkout that is not installed'}\n")
 
 
 class _Parser(argparse.ArgumentParser):

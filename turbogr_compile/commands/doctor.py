@@ -7,9 +7,9 @@ import os
 import platform
 import sys
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from ..registry import version_of
 from .common.output import show
 
 SUMMARY = "what is installed, which targets can run here, what is missing"
@@ -45,7 +45,7 @@ def diagnose() -> dict[str, Any]:
             "vectors": torch.backends.cpu.get_cpu_capability(),
             "c++ compiler": _torch.cpp_compiler() or "none",
         },
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: version_of(name) for name in PACKAGES},
         "entry point": _entry_point(),
         "kernels": kernels.state(),
         "targets": _targets(),
@@ -122,13 +122,6 @@ def _library_text(found: dict[str, Any], library: dict[str, Any]) -> tuple[str, 
         return "not yet", ": compiled at first use, which takes seconds"
     required = found["mode"] == "required"
     return "missing", f": {'an error, since TURBOGR_KERNELS=required' if required else 'the slower reference serves'}"
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
 
 
 def _entry_point() -> str:

@@ -13,13 +13,12 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..registry import HOME, PACKAGE, ROOMS, sources_of
+from ..registry import HOME, PACKAGE, ROOMS, sources_of, version_of
 from .options import Options
 
 FORMAT = 2
@@ -47,19 +46,12 @@ def key_parts(options: Options) -> dict[str, Any]:
         "target_options": dict(options.target_options),
         "sources": {m: _digest(m) for m in sorted({*_compiler(), *_closure(passes)})},
         "torch": torch.__version__,
-        "turbogr": _version("turbogr"),
-        "torch_npu": _version("torch_npu"),
+        "turbogr": version_of("turbogr"),
+        "torch_npu": version_of("torch_npu"),
     }
     if any(p.rank_dependent for p in pipeline.passes()):
         parts["rank"] = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     return parts
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
 
 
 def _compiler() -> Iterator[str]:

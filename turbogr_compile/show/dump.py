@@ -23,7 +23,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from ..pipeline.cache_key import cache_key
 from ..pipeline.instrument import GraphRun, Step
 from ..pipeline.options import Options
 from ..pipeline.remarks import Remark, warn
+from ..registry import version_of
 from . import diagram
 from .record import snapshot_text
 from .recording import UnobtrusiveRecording, add_lowered
@@ -202,7 +202,7 @@ def run_facts(options: Options) -> dict[str, Any]:
     return {
         "writer": "turbogr",
         "format": FORMAT,
-        "turbogr": version("turbogr"),
+        "turbogr": version_of("turbogr"),
         "torch": torch.__version__,
         "pipeline": options.plan().spec,
         "key": cache_key(options),
