@@ -21,6 +21,7 @@ from ..pipeline.pass_base import Pass
 from ..runtime.prologue import Unprovable, keep_original
 from .rows.analysis import RowAnalysis, analyse
 from .rows.emit import Emitter
+from .rows.installed import ROW_OPS
 from .rows.ops import arg, op, rank_of
 from .rows.program import Program, Rows, RowSet
 from .rows.report import analysis_text
@@ -48,6 +49,8 @@ class PackRows(Pass):
             raise PipelineError(f"pass 'pack-rows' option 'dropout' takes {' or '.join(DROPOUT)}, got {self.dropout!r}")
 
     def run(self, graph: fx.Graph, ctx: Context) -> None:
+        for trouble in ROW_OPS.troubles():
+            ctx.missed("row-ops-unusable", trouble)
         _see_through_offsets(graph, ctx)
         _fill_by_mask(graph, ctx)
         _one_result_of_layer_norm(graph, ctx)

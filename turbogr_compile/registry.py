@@ -191,9 +191,9 @@ def _installed(group: str) -> tuple[EntryPoint, ...]:
     return tuple(sorted(entry_points(group=group), key=lambda e: (_distribution(e), e.name, e.value)))
 
 
-def forget_installed() -> None:
-    """Look for installed packages again."""
-    _installed.cache_clear()
+def packages_with(group: str) -> list[str]:
+    """Installed packages that offer something in a group, with their versions, for keys of caches."""
+    return [f"{_distribution(e)} {version_of(_distribution(e))} {e.name}={e.value}" for e in _installed(group)]
 
 
 def _distribution(entry: EntryPoint) -> str:

@@ -11,6 +11,7 @@ moves      ops that move rows: slices, shifts, gathers
 attention  attention, however it is spelled
 demand     which rows of a value can influence a result
 analysis   all of the above for one graph
+installed  row rules of installed packages
 report     the analysis as text
 bias       biases of attention: by position, by time, per pair
 emit       the packed graph

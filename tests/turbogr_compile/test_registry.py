@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
 from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
 
@@ -101,3 +105,93 @@ def test_twins_are_named_and_the_first_is_used(things):
 def test_a_wrong_name_gets_the_closest_one(things):
     with pytest.raises(OptionError, match=r"no thing is named 'cpus' \(did you mean 'cpu'\?\); there are: ascend"):
         things.find("cpus")
+
+
+PACKAGE_FILES = {
+    "shop/__init__.py": "",
+    "shop/tools.py": """
+        import argparse
+        from turbogr_compile import Instrument
+
+        SUMMARY = "sell things"
+
+        def arguments(command: argparse.ArgumentParser) -> None:
+            command.add_argument("what")
+
+        def run(options: argparse.Namespace) -> int:
+            print("sold", options.what)
+            return 0
+
+        class Watcher(Instrument):
+            def finish(self, run):
+                print("watched", run.role.value)
+    """,
+    "shop/ops.py": """
+        import torch
+
+        @torch.library.custom_op("shop::twice", mutates_args=())
+        def twice(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+        twice.register_fake(lambda x: torch.empty_like(x))
+        twice.register_autograd(lambda ctx, grad: grad * 2)
+    """,
+    "shop/rules.py": """
+        from turbogr_compile.passes.rows.axes import typed
+        from turbogr_compile.passes.rows.emit import emits
+        from turbogr_compile.passes.rows.rowwise import rowwise
+
+        typed("shop::twice")(lambda typing, node: list(typing.dims(node.args[0])))
+        rowwise("shop::twice")(lambda check, node, space: None)
+        emits("shop::twice")(lambda emitter, node, rows: emitter.call(node.target, emitter.packed(node.args[0], rows)))
+    """,
+    "shop-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: shop\nVersion: 1.0\n",
+    "shop-1.0.dist-info/entry_points.txt": """
+        [turbogr.commands]
+        sell = shop.tools
+        torn = shop.nowhere
+        [turbogr.instruments]
+        watcher = shop.tools:Watcher
+        [turbogr.row_ops]
+        shop = shop.rules
+        torn = shop.nowhere
+    """,
+}
+USES_ROW_OPS = """
+import torch, turbogr_compile
+import shop.ops
+table = torch.nn.Embedding(9, 4, padding_idx=0)
+def step(ids):
+    return (torch.ops.shop.twice(table(ids)) * (ids != 0)[..., None]).sum()
+ids = torch.tensor([[1, 2, 0, 0], [3, 0, 0, 0]])
+print(turbogr_compile.explain(step, ids, codegen="aten", instruments=["watcher"]))
+"""
+
+
+@pytest.fixture
+def shop(tmp_path) -> Path:
+    for name, text in PACKAGE_FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(textwrap.dedent(text))
+    return tmp_path
+
+
+def told(arguments: list[str], shop: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(shop)}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=shop, env=environment, check=True, capture_output=True, text=True
+    )
+    return done.stdout
+
+
+def test_a_package_brings_commands_instruments_and_row_ops(shop):
+    assert "sell things" in told(["-m", "turbogr_compile", "--help"], shop)
+    assert told(["-m", "turbogr_compile", "sell", "hats"], shop) == "sold hats\n"
+    said = told(["-c", USES_ROW_OPS], shop)
+    assert "watched captured" in said
+    assert "live on" in said and "row-ops-unusable" in said and "shop.nowhere" in said
+
+
+def test_doctor_names_what_is_broken(shop):
+    said = told(["-m", "turbogr_compile", "doctor"], shop)
+    assert "warning  command 'torn' of package shop (shop.nowhere) cannot be imported" in said
+    assert "warning  row op 'torn' of package shop (shop.nowhere) cannot be imported" in said

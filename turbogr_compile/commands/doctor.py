@@ -68,12 +68,13 @@ def _targets() -> list[dict[str, Any]]:
 
 def _troubles() -> list[str]:
     """Installed packages whose passes, targets, commands, row ops or instruments cannot be used."""
+    from ..passes.rows.installed import ROW_OPS
     from ..pipeline.catalogue import PASSES
     from ..pipeline.instrument import INSTRUMENTS
     from ..pipeline.target import TARGETS
     from . import COMMANDS
 
-    return [trouble for known in (PASSES, TARGETS, INSTRUMENTS, COMMANDS) for trouble in known.troubles()]
+    return [trouble for known in (PASSES, TARGETS, ROW_OPS, INSTRUMENTS, COMMANDS) for trouble in known.troubles()]
 
 
 def doctor_text(found: dict[str, Any]) -> str:

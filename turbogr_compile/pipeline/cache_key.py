@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..registry import HOME, PACKAGE, ROOMS, sources_of, version_of
+from ..registry import HOME, PACKAGE, ROOMS, packages_with, sources_of, version_of
 from .options import Options
 
 FORMAT = 2
@@ -45,6 +45,7 @@ def key_parts(options: Options) -> dict[str, Any]:
         "codegen": options.codegen,
         "target_options": dict(options.target_options),
         "sources": {m: _digest(m) for m in sorted({*_compiler(), *_closure(passes)})},
+        "row ops": packages_with("turbogr.row_ops"),
         "torch": torch.__version__,
         "turbogr": version_of("turbogr"),
         "torch_npu": version_of("torch_npu"),
