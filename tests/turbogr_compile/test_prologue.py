@@ -39,8 +39,8 @@ def fresh():
 def statistics():
     """Of graphs that this test compiles."""
     gc.collect()
-    older = set(statistics.statistics())
-    return lambda: [s for s in statistics.statistics() if s not in older]
+    older = set(turbogr_compile.statistics())
+    return lambda: [s for s in turbogr_compile.statistics() if s not in older]
 
 
 @dataclass(frozen=True)
