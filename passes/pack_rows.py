@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,13 +14,14 @@ from torch import fx
 from .. import _torch
 from ..errors import PipelineError
 from ..graph.costs import PAIRS, SEEN
-from ..graph.nodes import tensor
+from ..graph.nodes import TRAINABLE, tensor
 from ..graph.phases import Phase, Role
 from ..graph.provenance import Origin, inherit
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
 from ..pipeline.pass_base import Pass
-from ..runtime.prologue import Unprovable, keep_original
+from ..runtime.prologue import KEY as PROVIDER
+from ..runtime.prologue import InputRows, Unprovable, keep_original, keep_rows
 from .rows.analysis import RowAnalysis, analyse
 from .rows.emit import Emitter
 from .rows.installed import ROW_OPS
@@ -84,6 +87,9 @@ class PackRows(Pass):
                 _erase_unused(graph, emitter)
             with ctx.part("program"):
                 program = emitter.program(original, copies)
+                rows = _input_rows(graph, program)
+                if rows is not None:
+                    keep_rows(graph, rows)
             for node, source in emitter.origin.items():
                 if not _torch.is_erased(node):
                     inherit(node, [source], Origin(self.name, "pack", (source.name,)))
@@ -111,6 +117,33 @@ class PackRows(Pass):
                 node,
                 "weigh rows by the mask instead of picking them: (loss * mask).sum() / mask.sum()",
             )
+
+
+def _input_rows(graph: fx.Graph, program: Program) -> InputRows | None:
+    """Of the space that most row sets live in, where a sequence and a column are one axis each."""
+    plain = [s for s in program.sets if len(s.space.sequence) == len(s.space.column) == 1]
+    if not plain:
+        return None
+    space = Counter(s.space for s in plain).most_common(1)[0][0]
+    sets = [s for s in plain if s.space == space]
+    (sequence,), (column,) = space.sequence, space.column
+    dims = {}
+    given = [n for n in graph.find_nodes(op="placeholder") if PROVIDER not in n.meta]
+    for i, node in enumerate(given):
+        axes = [tuple(atoms) for atoms in program.typing.atoms(node)] if tensor(node) is not None else []
+        if axes.count((sequence,)) == 1 and not _trained(node):
+            dims[i] = (axes.index((sequence,)), *(d for d, axis in enumerate(axes) if axis == (column,)))
+
+    def valid(inputs: Sequence[Any]) -> torch.Tensor:
+        rows = Rows(program.batch(inputs))
+        return torch.stack([rows.mask(chosen) for chosen in sets]).any(0)
+
+    return InputRows(dims, valid)
+
+
+def _trained(node: fx.Node) -> bool:
+    value = tensor(node)
+    return bool(node.meta.get(TRAINABLE)) or (value is not None and value.requires_grad)
 
 
 def _described(chosen: RowSet, count: Any, rows: Rows | None) -> str:

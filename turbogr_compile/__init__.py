@@ -12,6 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .ops import announce as _announce_ops
 from .registry import Beside as _Beside
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from .show.recording import Recording
 
 _Beside.announce()
+_announce_ops()
 
 _FROM = {
     "api": "Report compile explain replay",

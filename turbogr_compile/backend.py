@@ -17,7 +17,7 @@ from . import _torch
 from .capture.dynamo import CannotCapture, capture, forget_unbacked
 from .capture.normal import normalize
 from .check.expectations import Expectations
-from .check.validate import Shadow
+from .check.validate import VALIDATION, Plan, Validation
 from .check.verify import Verifier
 from .errors import TurbogrError
 from .graph.phases import Phase, Role
@@ -52,17 +52,18 @@ class Compilation:
     def __init__(self, options: Options, graph_id: str) -> None:
         self.options, self.graph_id = options, graph_id
         self.target = find_target(options.target)
-        self.shadow = self._shadow()
-        # The shadow first: what it remarks is then there for those who record.
-        self.instruments = [*([self.shadow] if self.shadow else []), *instruments_for(options)]
+        self.validation = self._validation()
+        # Validation first: what it remarks is then there for those who record.
+        self.instruments = [*([self.validation] if self.validation else []), *instruments_for(options)]
         self.stats = RunStatistics(graph_id)
         self.examples: list[Any] | None = None
         self.idle: set[str] = set()  # passes that had nothing to do in the captured graph
         self.lowering: dict[Role, GraphRun] = {}  # the last run of passes over the graph of each role
 
-    def _shadow(self) -> Shadow | None:
+    def _validation(self) -> Validation | None:
         calls, comparable = self.options.shadow(), self.options.padded_outputs == "strict"
-        return Shadow(calls, self.options.on_error, comparable) if calls else None
+        plan = Plan(calls) if calls else VALIDATION if self.options.verify == "validate" else None
+        return Validation(plan, self.options.on_error, comparable) if plan is not None else None
 
     @property
     def key(self) -> str:
@@ -97,9 +98,9 @@ class Compilation:
         compiled = self._specialized(module) or self.target.lower(module, inputs, self.options.codegen, self)
         values = compiled.checking(foresight) if isinstance(compiled, Specialized) else foresight
         run = prologue.with_prologue(compiled, added, original, self.stats, seeds, values)
-        if self.shadow is None:
+        if self.validation is None:
             return run
-        return self.shadow.watch(run, compiled, added, module, self.stats, self.target.locate)
+        return self.validation.watch(run, compiled, added, module, self.stats, self.target.locate)
 
     def _specialized(self, module: fx.GraphModule) -> Specialized | None:
         """Static shapes, where the target wants them and sizes are rounded."""

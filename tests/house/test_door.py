@@ -43,6 +43,14 @@ def test_kernels_need_torch_only(code, tmp_path):
     assert loaded(code, tmp_path) == {"torch"}
 
 
+def test_ops_are_there_when_they_are_asked_for(tmp_path):
+    """After torch, importing the package is enough; it still imports nothing before an op is called."""
+    before = "import torch, turbogr_compile; assert 'turbogr_compile.kernels' not in sys.modules"
+    call = "torch.ops.turbogr.gather_rows(torch.ones(3, 2), torch.tensor([1]))"
+    assert loaded(f"{before}; {call}; {call}", tmp_path) == {"torch"}
+    assert loaded("import torch, turbogr_compile; assert not hasattr(torch.ops.turbogr, 'nothing')", tmp_path)
+
+
 def test_torch_finds_the_backend_without_an_import_of_ours(tmp_path):
     code = "import torch; torch.compile(lambda x: x + 1, backend='turbogr', options={'codegen': 'aten'})(torch.ones(2))"
     assert "torch._dynamo" in loaded(code, tmp_path)

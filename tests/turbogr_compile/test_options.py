@@ -22,7 +22,7 @@ from turbogr_compile.pipeline.options import Options
         ({"verify": "shadow:-1"}, "at least 1 call to compare, got 'shadow:-1'"),
         ({"verify": "shadow:"}, "at least 1 call to compare"),
         ({"verify": "shadwo:3"}, "did you mean 'shadow'"),
-        ({"verify": "strict:3"}, "takes off, fast, strict, numeric, shadow; got 'strict:3'"),
+        ({"verify": "strict:3"}, "takes off, fast, strict, numeric, validate, shadow; got 'strict:3'"),
         ({"on_error": "explode"}, "takes fallback, raise"),
         ({"expect": {"remove-nops": 1}}, "did you mean 'remove-noops'"),
         ({"expect": {"remove-noops": "many"}}, "takes a number"),

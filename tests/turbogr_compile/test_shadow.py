@@ -17,7 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 import turbogr_compile
 from turbogr_compile import Pass, Phase
-from turbogr_compile.check.validate import DIFFERS, agree, distance, draws
+from turbogr_compile.check.comparison import agree, distance
+from turbogr_compile.check.validate import DIFFERS, draws
 from turbogr_compile.errors import VerifyError
 from turbogr_compile.runtime.prologue import Unprovable, add_input, keep_original
 from turbogr_compile.show.recording import Recording
@@ -268,21 +269,36 @@ def test_the_random_state_is_as_without_a_shadow():
 
 
 @pytest.mark.parametrize("road", ROADS, ids=str)
-def test_a_graph_that_draws_is_not_compared_and_says_so(road, statistics):
+def test_a_graph_that_drops_is_compared_with_dropout_off_and_draws_as_ever(road, statistics):
     def noisy(x):
         return F.dropout(F.gelu(x), 0.5).sum()
 
-    recording = Recording()
     with Heard() as heard:
-        step = turbogr_compile.compile(noisy, verify="shadow", instruments=[recording], **road)
+        step = turbogr_compile.compile(noisy, verify="shadow:1", **road)
         for _ in range(2):
             x = torch.randn(64)
             torch.manual_seed(1)
             expected = noisy(x)
             torch.manual_seed(1)
             torch.testing.assert_close(step(x), expected)
+    assert not heard.texts
+    assert [s.compared for s in statistics()] == [1]
+
+
+def test_a_graph_whose_numbers_are_drawn_before_the_step_is_not_compared_and_says_so(statistics):
+    table = nn.Embedding(50, 4)
+
+    def sampled(ids):
+        return (table(ids) @ table(torch.randint(1, 50, (20,))).T).logsumexp(-1).mean()
+
+    recording = Recording()
+    with Heard() as heard:
+        passes = ["offload-sampling"]
+        turbogr_compile.compile(sampled, verify="shadow", codegen="aten", passes=passes, instruments=[recording])(
+            torch.tensor([3, 5])
+        )
     (text,) = heard.texts
-    assert "draws random numbers" in text and "leave dropout at 0 to check" in text and "test_shadow.py" in text
+    assert "drawn before the step" in text and "test_shadow.py" in text
     assert [r["id"] for r in recording.records[0]["remarks"]].count("not-compared") == 1
     assert not [s for s in statistics() if s.compared]
 

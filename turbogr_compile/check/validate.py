@@ -1,53 +1,71 @@
-"""`verify="shadow:3"`: the first calls of a compiled graph also run the graph as it was captured, and are compared.
+"""Translation validation: a compiled graph is tried against the graph as it was captured, before it is trusted.
 
-Both graphs run on stand-ins of the real inputs, so that nothing is written twice, with the random state put back
-afterwards; then the call itself runs. Compared are outputs, inputs that the graph writes to and, where gradients are
-on, the gradients of all of these by every input that requires one, for random cotangents.
+`verify="validate"`, the default, tries the first call of each graph that a pass rewrote: on the caller's batch, and on
+a batch made of it in which sequences have other lengths (disturbance.py). `verify="shadow:3"` compares the first calls
+as they come, and says aloud what cannot be compared. Both run on stand-ins; nothing that the step writes is written
+twice.
 
-Two tensors agree when |a - b| <= TOLERANCE[dtype] * |a| in the Euclidean norm, and infinities, nans and integers are
-equal. What cancels to nearly nothing (the gradient of a bias in front of a softmax) has no meaningful relative error:
-a tensor that fails this test also agrees when its distance is at most SLACK times what rounding does to the captured
-graph itself, measured by running that graph with the last bit of every intermediate result shaken.
+A compiled graph that differs is not used: all its calls run the captured graph, and a remark names the pass.
 
-A compiled graph that differs is not used again: all its calls run the captured graph.
+What is not tried, and why, is a remark: a step whose padded form is larger than the budget, one that exchanges data
+with other ranks, one whose random numbers are drawn elsewhere once it is compiled. Dropout is switched off in both
+graphs while they are compared; the passes are then tried, and code generation is not.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
 from .. import _torch
 from ..errors import VerifyError
+from ..graph import costs
+from ..graph.nodes import is_collective
 from ..graph.phases import Phase
 from ..graph.provenance import line_of
-from ..graph.text import type_text
 from ..pipeline.instrument import GraphRun, Instrument
 from ..pipeline.remarks import Remark, RemarkKind, warn
-from ..runtime.prologue import Call, Provider, Unprovable, supply
+from ..runtime.prologue import Call, InputRows, Provider, Unprovable, rows_of, supply
+from ..runtime.prologue import draws as drawn_outside
 from ..runtime.statistics import RunStatistics
+from .comparison import Comparison, NotComparable
+from .disturbance import disturbed
 
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-SLACK = 32.0
-SHAKES = 3
 DIFFERS = "differs from the captured graph"
+GIB = 1 << 30
 _SHOWN = 3
 _SHARES = ("p", "dropout_p", "dropout")
 _SWITCHES = ("train", "training")
 
 
-class Shadow(Instrument):
+@dataclass(frozen=True)
+class Plan:
+    """How much is compared."""
+
+    calls: int  # of each compiled graph
+    disturbed: bool = False  # also a batch with other lengths, made of the first
+    aloud: bool = True  # what cannot be compared is a warning
+    flops: float = float("inf")  # of the captured forward: more is not tried
+    bytes: float = float("inf")  # of everything the captured forward computes
+
+
+SHADOW_CALLS = 3
+# About ten seconds and as much memory as a small machine has to spare, for what is done once per graph.
+VALIDATION = Plan(calls=1, disturbed=True, aloud=False, flops=3e11, bytes=4 * GIB)
+
+
+class Validation(Instrument):
     """Keeps the captured graph from before the first pass, and compares the compiled one with it."""
 
-    def __init__(self, calls: int, on_error: str, outputs_compare: bool = True) -> None:
-        self.calls, self.on_error = calls, on_error
+    def __init__(self, plan: Plan, on_error: str, outputs_compare: bool = True) -> None:
+        self.plan, self.on_error = plan, on_error
         self.outputs_compare = outputs_compare  # padded rows that may hold anything have no right value
         self.kept: fx.Graph | None = None
+        self.undrawn: fx.Graph | None = None  # the rewritten graph, where both must run with dropout off
 
     def start(self, run: GraphRun) -> None:
         if run.phase is Phase.PRE_GRAD:
@@ -57,20 +75,50 @@ class Shadow(Instrument):
         """Before the recording instruments finish, so that they have the remark."""
         if run.phase is not Phase.PRE_GRAD:
             return
-        drawing = self._drawing()
-        if not self.outputs_compare:
-            text = "padded_outputs is 'unspecified': calls are not compared with the captured graph"
-            run.remarks.append(Remark(RemarkKind.MISSED, "not-compared", "shadow", text, hint="compile the loss too"))
-        elif drawing is not None:
-            text = "the graph draws random numbers: its calls are not compared with the captured graph"
-            hint = "leave dropout at 0 to check"
-            remark = Remark(RemarkKind.MISSED, "not-compared", "shadow", text, line_of(drawing), drawing.name, hint)
-            run.remarks.append(remark)
+        assert self.kept is not None
+        if not any(step.changed for step in run.steps) and not self.plan.aloud:
+            self.kept = None  # the compiled graph is the captured one
+            return
+        self.undrawn = _torch.copy_graph(run.graph) if _drops_something(self.kept) else None
+        self._say_what_stands_in_the_way(run)
+
+    def _say_what_stands_in_the_way(self, run: GraphRun) -> None:
+        assert self.kept is not None
+        found = self._obstacle(self.kept, run)
+        if found is None:
+            return
+        text, node, hint = found
+        kind = RemarkKind.MISSED if self.plan.aloud else RemarkKind.ANALYSIS
+        line = line_of(node) if node is not None else None
+        who = "shadow" if self.plan.aloud else "validate"
+        remark = Remark(kind, "not-compared", who, text, line, node.name if node is not None else "", hint)
+        run.remarks.append(remark)
+        self.kept = None
+        if self.plan.aloud and self.outputs_compare:
             warn(str(remark))
 
-    def _drawing(self) -> fx.Node | None:
-        assert self.kept is not None
-        return next((n for n in self.kept.nodes if draws(n)), None)
+    def _obstacle(self, graph: fx.Graph, run: GraphRun) -> tuple[str, fx.Node | None, str] | None:
+        """Why calls are not compared with the captured graph, where, and what to do about it."""
+        never = "calls are not compared with the captured graph"
+        if not self.outputs_compare:
+            return f"padded_outputs is 'unspecified': {never}", None, "compile the loss too"
+        exchange = next((n for n in graph.nodes if _acts_outside(n)), None)
+        if exchange is not None:
+            return f"the graph exchanges data with others: its {never}", exchange, ""
+        outside = drawn_outside(_providers(run.graph))
+        drawing = next((n for n in graph.nodes if draws(n)), None)
+        if drawing is not None and outside:
+            return f"random numbers are drawn before the step: {never}", drawing, ""
+        for what, counted, most, unit in (
+            ("FLOPs", costs.cost(graph).flops, self.plan.flops, ""),
+            ("memory", costs.cost(graph).bytes, self.plan.bytes, "B"),
+        ):
+            size = costs.at_hints(counted, graph)
+            if size is not None and size > most:
+                hint = "verify='shadow' compares all the same"
+                need = f"{costs.human(size)}{unit} of {what}"
+                return f"the captured step would take {need}, more than {costs.human(most)}{unit}: {never}", None, hint
+        return None
 
     def watch(
         self,
@@ -85,27 +133,70 @@ class Shadow(Instrument):
 
         `locate` runs again what differed, and says where the target's own work first goes wrong, if it can.
         """
-        assert self.kept is not None
-        if self._drawing() is not None or not self.outputs_compare:
+        if self.kept is None:
             return run
         captured = fx.GraphModule(owner, self.kept)
+        served: Callable[..., Any] = compiled
+        compared = captured
+        if self.undrawn is not None:  # same numbers only while nothing is dropped
+            served = fx.GraphModule(owner, undropped(self.undrawn)).forward
+            compared = fx.GraphModule(owner, undropped(_torch.copy_graph(self.kept)))
 
         def rewritten(*inputs: Any) -> Any:
-            return compiled(*inputs, *supply(provide, Call(inputs)))
+            return served(*inputs, *supply(provide, Call(inputs)))
 
         counting = run if provide else _counted(run, stats)  # a prologue counts by itself
-        return _Watched(counting, Comparison(captured, rewritten), self.calls, stats, self.on_error, locate)
+        rows = rows_of(owner) if self.plan.disturbed else None
+        comparison = Comparison(compared, rewritten)
+        return _Watched(counting, captured, comparison, self.plan, rows, stats, self.on_error, locate)
+
+
+def _providers(graph: fx.Graph) -> list[Provider]:
+    from ..runtime.prologue import providers
+
+    return providers(graph)
+
+
+def _acts_outside(node: fx.Node) -> bool:
+    """Would the world notice a second run? Other ranks would, and so do tables that keep a journal of their lookups."""
+    return is_collective(node) or str(node.target).startswith(("turbogr.sharded", "turbogr.stale"))
 
 
 def draws(node: fx.Node) -> bool:
     """Does the node draw random numbers? Dropout that drops nothing does not."""
-    if not _torch.is_random(node):
-        return False
+    return _torch.is_random(node) and not _is_off(node)
+
+
+def _is_off(node: fx.Node) -> bool:
     arguments = node.target._schema.arguments  # type: ignore[union-attr]
     given = {a.name: a.default_value for a in arguments if a.has_default_value()}
     given |= dict(zip((a.name for a in arguments), node.args, strict=False)) | dict(node.kwargs)
-    off = any(given.get(name) is False for name in _SWITCHES) or any(given.get(name) == 0 for name in _SHARES)
-    return not off
+    return any(given.get(name) is False for name in _SWITCHES) or any(given.get(name) == 0 for name in _SHARES)
+
+
+def _share_of(node: fx.Node) -> tuple[int, str] | None:
+    """Place and name of the argument that says how much is dropped."""
+    schema = getattr(node.target, "_schema", None)
+    names = [a.name for a in schema.arguments] if schema is not None else []
+    return next(((names.index(share), share) for share in _SHARES if share in names), None)
+
+
+def _drops_something(graph: fx.Graph) -> bool:
+    return any(draws(n) and _share_of(n) is not None for n in graph.nodes)
+
+
+def undropped(graph: fx.Graph) -> fx.Graph:
+    """The graph with every dropout at zero."""
+    for node in graph.nodes:
+        place = _share_of(node) if node.op == "call_function" else None
+        if place is None:
+            continue
+        index, name = place
+        if name in node.kwargs:
+            node.update_kwarg(name, 0.0)
+        elif index < len(node.args):
+            node.update_arg(index, 0.0)
+    return graph
 
 
 class _Watched:
@@ -114,19 +205,25 @@ class _Watched:
     def __init__(
         self,
         run: Callable[..., Any],
+        captured: fx.GraphModule,
         comparison: Comparison,
-        calls: int,
+        plan: Plan,
+        rows: InputRows | None,
         stats: RunStatistics,
         on_error: str,
         locate: Callable[[Callable[[], Any]], str],
     ) -> None:
-        self.run, self.stats, self.on_error, self.locate = run, stats, on_error, locate
+        self.run, self.captured, self.stats, self.on_error, self.locate = run, captured, stats, on_error, locate
         self.comparison: Comparison | None = comparison
-        self.calls, self.left = calls, calls
+        self.plan, self.rows, self.left = plan, rows, plan.calls
 
     def __call__(self, *inputs: Any) -> Any:
         if self.comparison is not None:
-            self._compare(self.comparison, inputs)
+            began = time.perf_counter()
+            try:
+                self._compare(self.comparison, inputs)
+            finally:
+                self.stats.comparing += time.perf_counter() - began
         return self.run(*inputs)
 
     def _compare(self, comparison: Comparison, inputs: Sequence[Any]) -> None:
@@ -134,17 +231,47 @@ class _Watched:
             found = comparison.differences(inputs)
         except Unprovable:
             return  # nothing of the rewritten graph runs in this call
+        except NotComparable as error:
+            found = [f"the captured graph raises {error}"] if self._runs(inputs) else []
         self.stats.compared += 1
         self.left -= 1
+        where = "call"
+        if not found and self.rows is not None:
+            found, inputs = self._on_other_lengths(comparison, inputs)
+            where = "a batch like that of call"
+            self.rows = None
         if not self.left or found:
             self.comparison = None
         if found:
-            self.run = _counted(comparison.captured.forward, self.stats, DIFFERS)
-            self._tell(found, self.locate(lambda: comparison.again(inputs)))
+            self.run = _counted(self.captured.forward, self.stats, DIFFERS)
+            self._tell(found, where, self.locate(lambda: comparison.again(inputs)))
+        if self.comparison is None and not found:
+            del self.captured  # its memory is not needed any more
 
-    def _tell(self, found: list[str], located: str) -> None:
+    def _runs(self, inputs: Sequence[Any]) -> bool:
+        """Does the compiled graph take what the captured one refuses?"""
+        assert self.comparison is not None
+        try:
+            self.comparison.again(inputs)
+        except Exception:
+            return False
+        return True
+
+    def _on_other_lengths(self, comparison: Comparison, inputs: Sequence[Any]) -> tuple[list[str], Sequence[Any]]:
+        assert self.rows is not None
+        try:
+            other = disturbed(inputs, self.rows)
+            if other is None:
+                return [], inputs
+            found = comparison.differences(other)
+        except (Unprovable, NotComparable):
+            return [], inputs  # no batch that the compiled graph would serve, or none that the model takes
+        self.stats.compared += 1
+        return found, other
+
+    def _tell(self, found: list[str], where: str, located: str) -> None:
         more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-        lines = [f"graph {self.stats.graph}, call {self.calls - self.left}, {DIFFERS}:"]
+        lines = [f"graph {self.stats.graph}, {where} {self.plan.calls - self.left}, {DIFFERS}:"]
         lines += [f"  {text}" for text in found[:_SHOWN] + more]
         lines += [f"  {text}" for text in located.splitlines()]
         try_next = "  try: verify='numeric' names the pass, if it is one before autograd; 'turbogr bisect' finds any"
@@ -161,218 +288,3 @@ def _counted(graph: Callable[..., Any], stats: RunStatistics, reason: str = "") 
         return graph(*inputs)
 
     return run
-
-
-# --- running -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Result:
-    """One thing a call leaves behind."""
-
-    what: str
-    value: Any
-    derived: bool = False  # a gradient
-
-
-class Comparison:
-    """Runs the captured graph and the rewritten one on the same numbers."""
-
-    def __init__(self, captured: fx.GraphModule, rewritten: Callable[..., Any]) -> None:
-        self.captured, self.rewritten = captured, rewritten
-        graph = captured.graph
-        placeholders = graph.find_nodes(op="placeholder")
-        self.names = [n.name for n in placeholders]
-        self.written = [any(n in _torch.mutated_arguments(user) for user in n.users) for n in placeholders]
-        (output,) = graph.find_nodes(op="output")
-        self.outputs = [_describe(i, n) for i, n in enumerate(_listed(output.args[0]))]
-
-    def differences(self, inputs: Sequence[Any]) -> list[str]:
-        """What differs, in words; empty when nothing does. Raises Unprovable where the rewritten graph refuses."""
-        with _random_state_kept(inputs), _unseen():
-            expected = self._results(self.captured.forward, inputs)
-            try:
-                actual = self._results(self.rewritten, inputs)
-            except Unprovable:
-                raise
-            except Exception as error:
-                return [f"it raised {type(error).__name__}: {error}"]
-            wrong = [i for i, (a, b) in enumerate(zip(expected, actual, strict=True)) if not agree(a.value, b.value)]
-            noise = self._noise(expected, inputs) if wrong else []
-        apart = {i: distance(expected[i].value, actual[i].value) for i in wrong}
-        found = [i for i in wrong if not apart[i] <= SLACK * noise[i]]
-        found.sort(key=lambda i: (expected[i].derived, -_relative(expected[i].value, apart[i])))
-        return [_difference(expected[i], actual[i], apart[i]) for i in found]
-
-    def again(self, inputs: Sequence[Any]) -> None:
-        """The compiled graph once more, backward included, for somebody who watches it."""
-        with _random_state_kept(inputs), _unseen():
-            self._results(self.rewritten, inputs)
-
-    def _noise(self, expected: list[Result], inputs: Sequence[Any]) -> list[float]:
-        """What rounding does to each result of the captured graph."""
-        worst = [0.0] * len(expected)
-        for seed in range(SHAKES):
-            shaken = self._results(_Shaken(self.captured, inputs, seed).run, inputs)
-            worst = [max(w, distance(a.value, b.value)) for w, a, b in zip(worst, expected, shaken, strict=True)]
-        return worst
-
-    def _results(self, run: Callable[..., Any], inputs: Sequence[Any]) -> list[Result]:
-        differentiable = torch.is_grad_enabled()
-        leaves = [_stand_in(x, differentiable, w) for x, w in zip(inputs, self.written, strict=True)]
-        # In-place writes do not go to leaves.
-        passed = [x.clone() if w and _requires_grad(x) else x for x, w in zip(leaves, self.written, strict=True)]
-        outputs = _listed(run(*passed))
-        values = [Result(what, x) for what, x in zip(self.outputs, outputs, strict=True)]
-        values += [
-            Result(f"what is left in input {n}", x)
-            for n, x, w in zip(self.names, passed, self.written, strict=True) if w
-        ]  # fmt: skip
-        gradients = _gradients([v.value for v in values], leaves) if differentiable else {}
-        plain = [Result(v.what, v.value.detach() if isinstance(v.value, torch.Tensor) else v.value) for v in values]
-        return plain + [Result(f"the gradient of {self.names[i]}", g, derived=True) for i, g in gradients.items()]
-
-
-def _listed(result: Any) -> list[Any]:
-    return list(result) if isinstance(result, (list, tuple)) else [result]
-
-
-def _describe(i: int, node: Any) -> str:
-    line = line_of(node) if isinstance(node, fx.Node) else None
-    return f"output {i}" + (f" ({line})" if line is not None else "")
-
-
-def _requires_grad(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and x.requires_grad
-
-
-def _stand_in(x: Any, differentiable: bool, written: bool) -> Any:
-    """The same numbers in the same layout; memory of its own only where the graph writes: tables are large."""
-    if not isinstance(x, torch.Tensor):
-        return x
-    alone = x.detach()
-    if written:
-        memory = x.untyped_storage().clone()
-        alone = torch.empty(0, dtype=x.dtype, device=x.device).set_(memory, x.storage_offset(), x.shape, x.stride())
-    return alone.requires_grad_() if differentiable and x.requires_grad else alone
-
-
-def _random_state_kept(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
-    devices = {x.device for x in inputs if isinstance(x, torch.Tensor) and x.device.type not in ("cpu", "meta")}
-    if not devices:
-        return torch.random.fork_rng(devices=[])
-    return torch.random.fork_rng(devices=list(devices), device_type=next(iter(devices)).type)
-
-
-def _unseen() -> AbstractContextManager[Any]:
-    """Activation checkpointing around the call counts the tensors that autograd saves: not these."""
-    return torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda x: x)
-
-
-def _gradients(values: list[Any], leaves: list[Any]) -> dict[int, torch.Tensor]:
-    """By position of the input; what no output depends on has a gradient of zero."""
-    wanted = {i: x for i, x in enumerate(leaves) if _requires_grad(x)}
-    sources = {i: x for i, x in enumerate(values) if _requires_grad(x)}
-    found: Sequence[torch.Tensor | None] = [None] * len(wanted)
-    if wanted and sources:
-        seeds = [_cotangent(i, x) for i, x in sources.items()]
-        found = torch.autograd.grad(list(sources.values()), list(wanted.values()), seeds, allow_unused=True)
-    return {i: torch.zeros_like(x) if g is None else g for (i, x), g in zip(wanted.items(), found, strict=True)}
-
-
-def _cotangent(seed: int, output: torch.Tensor) -> torch.Tensor:
-    numbers = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
-    return numbers.to(device=output.device, dtype=output.dtype)
-
-
-class _Shaken(fx.Interpreter):
-    """Moves intermediate results by their last bit. What no trained input reaches stays exact: ids, masks and time
-    buckets are decided there."""
-
-    def __init__(self, module: fx.GraphModule, inputs: Sequence[Any], seed: int) -> None:
-        super().__init__(module)
-        self.generator = torch.Generator().manual_seed(seed)
-        placeholders = module.graph.find_nodes(op="placeholder")
-        trained = {n for n, x in zip(placeholders, inputs, strict=True) if _requires_grad(x)}
-        self.reached = trained or set(placeholders)
-        for node in module.graph.nodes:
-            if not self.reached.isdisjoint(node.all_input_nodes):
-                self.reached.add(node)
-
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        if n.op != "call_function" or n not in self.reached or not _torch.is_functional(n):
-            return result
-        if isinstance(result, (list, tuple)):
-            return type(result)(map(self._shake, result))
-        return self._shake(result)
-
-    def _shake(self, x: Any) -> Any:
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point():
-            return x
-        signs = torch.randint(0, 2, x.shape, generator=self.generator).mul_(2).sub_(1).to(x)
-        return x * (1 + torch.finfo(x.dtype).eps * signs)
-
-
-# --- comparing ---------------------------------------------------------------------------------------
-
-
-def agree(a: Any, b: Any) -> bool:
-    """Equal up to the rounding one expects of this type."""
-    apart = distance(a, b)
-    return apart == 0 or (_is_float(a) and apart <= tolerance(a) * _norm(a))
-
-
-def tolerance(x: torch.Tensor) -> float:
-    """Relative to the norm."""
-    return TOLERANCE.get(_plain(x).dtype, 0.0)
-
-
-def distance(a: Any, b: Any) -> float:
-    """0 when equal; infinite when not comparable; for integers, how many differ."""
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return 0.0 if a is b or a == b else float("inf")
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return float("inf")
-    a, b = _plain(a), _plain(b)
-    if not _is_float(a):
-        return float((a != b).sum())
-    finite = a.isfinite()
-    if not torch.equal(a.where(~finite, 0).nan_to_num(1.0), b.where(~b.isfinite(), 0).nan_to_num(1.0)):
-        return float("inf")
-    return _norm((a.float() - b.float() if a.dtype.itemsize < 4 else a - b).where(finite, 0))
-
-
-def _plain(x: torch.Tensor) -> torch.Tensor:
-    """Dense, complex numbers as pairs."""
-    x = x if x.layout is torch.strided else x.to_dense()
-    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
-
-
-def _is_float(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
-
-
-def _norm(x: torch.Tensor) -> float:
-    x = _plain(x)
-    return float(torch.linalg.vector_norm(x.where(x.isfinite(), 0), dtype=torch.float64))
-
-
-def _relative(a: Any, apart: float) -> float:
-    scale = _norm(a) if _is_float(a) else 0.0
-    return apart / scale if scale else float("inf")
-
-
-def _difference(expected: Result, actual: Result, apart: float) -> str:
-    a, b = expected.value, actual.value
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return f"{expected.what} is {b} instead of {a}"
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return f"{expected.what} is {type_text(b)} instead of {type_text(a)}"
-    if not _is_float(a):
-        return f"{expected.what} has {int(apart)} of {a.numel()} other values"
-    if apart == float("inf"):
-        return f"{expected.what} is infinite or nan in other places"
-    relative = _relative(a, apart)
-    size = f"by {apart:.1e} from zero" if relative == float("inf") else f"by {relative:.1e} of its norm"
-    return f"{expected.what} is off {size} (tolerance {tolerance(a):.0e})"

@@ -16,7 +16,7 @@ from .instrument import INSTRUMENTS, Instrument
 from .pipeline import Pipeline
 from .target import find_target
 
-VERIFY = ("off", "fast", "strict", "numeric", "shadow")
+VERIFY = ("off", "fast", "strict", "numeric", "validate", "shadow")
 SHADOW_CALLS = 3
 ON_ERROR = ("fallback", "raise")
 PADDED_OUTPUTS = ("strict", "unspecified")
@@ -37,7 +37,7 @@ class Options:
     passes: tuple[Any, ...] = ()  # passes to add to the pipeline
     without: tuple[str, ...] = ()  # passes to leave out of it
     dump: Path | None = None  # directory for pass dumps
-    verify: str = "fast"  # off, fast, strict, numeric, shadow, 'shadow:calls'
+    verify: str = "validate"  # off, fast, strict, numeric, validate, shadow, 'shadow:calls'
     on_error: str = "fallback"  # when a pass fails: go on without it, or raise
     expect: Mapping[str, str | int] = dataclasses.field(default_factory=dict)  # rewrites that must happen
     instruments: tuple[Instrument, ...] = ()  # your own watchers
@@ -105,8 +105,8 @@ class Options:
         object.__setattr__(self, name, value)
 
     def level(self) -> str:
-        """What the verifier checks after each pass; a shadow comes on top of 'fast'."""
-        return "fast" if self.shadow() else self.verify
+        """What the verifier checks after each pass; comparing compiled graphs comes on top of 'fast'."""
+        return "fast" if self.shadow() or self.verify == "validate" else self.verify
 
     def shadow(self) -> int:
         """How many calls of each compiled graph to compare with the captured one."""

@@ -8,7 +8,8 @@ and this batch runs the graph that the pass kept with `keep_original`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from .statistics import RunStatistics
 
 KEY = "turbogr_provider"
 ORIGINAL = "turbogr_original"
+ROWS = "turbogr_rows"
 _UNSET = object()
 
 
@@ -111,6 +113,28 @@ def original_of(module: fx.GraphModule) -> fx.GraphModule | None:
     """What `keep_original` kept, or None."""
     kept = module.meta.get(ORIGINAL)
     return fx.GraphModule(module, kept) if kept is not None else None
+
+
+@dataclass(frozen=True)
+class InputRows:
+    """Which dims of which inputs run over sequences and their columns, and which rows of a batch matter.
+
+    `dims` has, by number of the input, the dim of sequences and then those of columns, if any.
+    """
+
+    dims: Mapping[int, tuple[int, ...]]
+    valid: Callable[[Sequence[Any]], torch.Tensor]  # of a call's inputs: bool (sequences, columns)
+
+
+def keep_rows(graph: fx.Graph, rows: InputRows) -> None:
+    """Leave what is known about the rows of inputs for whoever tries the compiled graph on other batches."""
+    owner = graph.owning_module
+    assert owner is not None
+    owner.meta[ROWS] = rows
+
+
+def rows_of(module: fx.GraphModule) -> InputRows | None:
+    return module.meta.get(ROWS)
 
 
 def reading(provide: Provider, inputs: Iterable[int] = (), draws: str = "") -> Provider:

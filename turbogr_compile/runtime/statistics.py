@@ -13,7 +13,8 @@ class RunStatistics:
         self.graph = graph  # '0.0': Dynamo's frame and compilation
         self.calls = 0
         self.fallbacks: Counter[str] = Counter()  # calls that ran an unrewritten graph, by reason
-        self.compared = 0  # calls that were compared with the captured graph
+        self.compared = 0  # batches on which it was compared with the captured graph
+        self.comparing = 0.0  # seconds that took
         self.ahead = 0  # calls whose added inputs were computed during the call before
         self.waited = 0.0  # seconds that those waited for them
         self.at_once: Counter[str] = Counter()  # calls in a loop over `ahead` that computed them themselves, by reason

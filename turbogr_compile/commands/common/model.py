@@ -30,7 +30,7 @@ def model_arguments(command: argparse.ArgumentParser, needed: bool = True) -> No
     command.add_argument("--codegen", help="code generator of the target")
     command.add_argument("--target-option", action="append", default=[], metavar="NAME=VALUE",
                          help="a setting that only this target has, e.g. oo_level=O1")  # fmt: skip
-    command.add_argument("--verify", help="off, fast, strict, numeric or shadow[:calls]")
+    command.add_argument("--verify", help="off, fast, strict, numeric, validate or shadow[:calls]")
     command.add_argument("--dynamic", action="store_true", help="symbolic sizes")
     command.add_argument("--stop-after", metavar="PASS[:K]", help="stop after a pass, or after its k-th rewrite")
     command.add_argument("--no-backward", action="store_true", help="do not run the backward")
