@@ -59,6 +59,9 @@ class FuseSampling(Pass):
     def asked(self) -> Asked:
         return Asked(self.share, self.half)
 
+    def changes_numbers(self) -> bool:
+        return self.half or self.share > 1
+
     def run(self, graph: fx.Graph, ctx: Context) -> None:
         refused: list[fx.Node] = []
 

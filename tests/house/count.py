@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from plan import ROOT, contract, floors
+from floors import ROOT, contract, floors
 
 PACKAGE = "turbogr_compile"
 LONG = 500

@@ -220,7 +220,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.decomposition import select_decomp_table
 from torch.distributed._functional_collectives import traceable_collective_remaps
-from turbogr_compile.lowering._ge import torchair
+from turbogr_compile.lowering.torchair import load as torchair
 
 def step(x):
     return F.dropout(x, 0.25, True).matmul(x.t()).sum()

@@ -100,6 +100,9 @@ class Validation(Instrument):
     def _obstacle(self, graph: fx.Graph, run: GraphRun) -> tuple[str, fx.Node | None, str] | None:
         """Why calls are not compared with the captured graph, where, and what to do about it."""
         never = "calls are not compared with the captured graph"
+        asked = next((s.pass_ for s in run.steps if s.changed and s.pass_.changes_numbers()), None)
+        if asked is not None and not self.plan.aloud:
+            return f"{asked.spec} changes the numbers, as was asked for: {never}", None, ""
         if not self.outputs_compare:
             return f"padded_outputs is 'unspecified': {never}", None, "compile the loss too"
         exchange = next((n for n in graph.nodes if _acts_outside(n)), None)
@@ -274,7 +277,10 @@ class _Watched:
         lines = [f"graph {self.stats.graph}, {where} {self.plan.calls - self.left}, {DIFFERS}:"]
         lines += [f"  {text}" for text in found[:_SHOWN] + more]
         lines += [f"  {text}" for text in located.splitlines()]
-        try_next = "  try: verify='numeric' names the pass, if it is one before autograd; 'turbogr bisect' finds any"
+        try_next = (
+            "  try: verify='numeric' names the pass, if it is one before autograd; 'turbogr bisect' finds any\n"
+            "  a pass that changes numbers on purpose says so by `changes_numbers`"
+        )
         if self.on_error == "raise":
             raise VerifyError("\n".join([*lines, try_next]))
         warn("\n".join([*lines, "  all calls of this graph run the captured graph, op by op", try_next]))

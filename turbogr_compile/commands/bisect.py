@@ -30,6 +30,8 @@ def arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from ..check.bisection import Snapshots, find_culprits
 
+    options.verify = options.verify or "fast"  # a difference is what is looked for, not a reason to stop
+
     if options.oracle:
         return _by_command(options)
     if options.model is None:

@@ -1,6 +1,6 @@
 """The contract of pyproject.toml, read; and the floors of the house drawn from it for docs/architecture.md.
 
-python tests/house/plan.py --write        put the drawing into the document
+python tests/house/floors.py --write        put the drawing into the document
 """
 
 from __future__ import annotations

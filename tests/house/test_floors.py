@@ -16,10 +16,10 @@ def house():
     """The programs beside this file, which `make` runs."""
     sys.path.insert(0, str(Path(__file__).parent))
     try:
-        yield {name: importlib.import_module(name) for name in ("plan", "count")}
+        yield {name: importlib.import_module(name) for name in ("floors", "count")}
     finally:
         sys.path.remove(str(Path(__file__).parent))
-        for name in ("plan", "count"):
+        for name in ("floors", "count"):
             sys.modules.pop(name, None)
 
 
@@ -29,21 +29,21 @@ def test_no_import_is_excepted(house):
 
 def test_every_room_has_a_floor(house):
     alone = {p.stem for p in HOME.glob("*.py") if not p.stem.startswith("__")} - {"losses", "ops"}
-    assert {room for floor in house["plan"].floors() for room in floor} == {*ROOMS, *alone}
+    assert {room for floor in house["floors"].floors() for room in floor} == {*ROOMS, *alone}
 
 
 def test_every_pass_is_in_the_contract_of_passes(house):
-    passes = next(c for c in house["plan"].contract()["contracts"] if c["name"].startswith("a pass"))
+    passes = next(c for c in house["floors"].contract()["contracts"] if c["name"].startswith("a pass"))
     listed = {name.strip() for name in passes["layers"][0].split("|")}
     assert listed == {p.stem for p in ROOMS["passes"].glob("*.py")} - {"__init__"}
 
 
 def test_the_document_shows_the_floors(house):
-    assert house["plan"].written() == house["plan"].drawing(), "run: python tests/house/plan.py --write"
+    assert house["floors"].written() == house["floors"].drawing(), "run: python tests/house/floors.py --write"
 
 
 def test_rooms_beside_the_package_are_packaged(house):
-    text = (house["plan"].ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    text = (house["floors"].ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for room in BESIDE:
         assert f'{room} = "turbogr_compile/{room}"' in text and f'"{room}"' in text
 
