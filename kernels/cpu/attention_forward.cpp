@@ -6,12 +6,12 @@ namespace {
 
 constexpr int kForwardKeys = 128;  // columns of a block of scores
 
-// Weights of silu: score · sigmoid(score); hidden pairs have none.
-void silu_row(const Head& head, Index query, const Rows& keys, const Panel* panels, Span span, Real* p) {
-  head.for_span(query, keys, panels, span, [&](int64_t j, auto shown) {
-    const V score = load(p + j);
-    store(p + j, where(shown, score * sigmoid<Real>(score), V{}));
-  });
+// Weights of an activation that looks at one score at a time; hidden pairs have none.
+template <typename Pointwise>
+void pointwise_row(Pointwise activation, const Head& head, Index query, const Rows& keys, const Panel* panels,
+                   Span span, Real* p) {
+  head.for_span(query, keys, panels, span,
+                [&](int64_t j, auto shown) { store(p + j, where(shown, activation.weight(load(p + j)), V{})); });
 }
 
 struct Running {
@@ -48,6 +48,15 @@ Real softmax_row(const Head& head, Index query, const Rows& keys, const Panel* p
   }
   const Real correction = before == running.top ? Real(1) : std::exp(before - running.top);
   running.total = running.total * correction + sum<Real>(total);
+  return correction;
+}
+
+// One more term of the denominator. Returns what sums must be multiplied by.
+Real add_sink(Real sink, Running& running) {
+  const Real before = running.top;
+  running.top = std::max(before, sink);
+  const Real correction = std::exp(before - running.top);
+  running.total = running.total * correction + std::exp(sink - running.top);
   return correction;
 }
 
@@ -128,14 +137,17 @@ class Forward {
     const int64_t begin = span.begin(), width = span.width();
     const Index query = rows_.column[size_t(first + r)];
     Real* p = scores_ + r * kForwardKeys + begin - at;
+    if (a.score_cap > 0) cap_scores(Real(a.score_cap), width, p, [](int64_t, V) {});
     if (head_.biased()) head_.add_biases(rows_, first + r, keys_, panels_.data(), begin, width, p);
-    if (a.softmax) {
+    if (a.softmax()) {
       const Real correction = softmax_row(head_, query, keys_, panels_.data(), span, p, running_[r]);
       if (correction != Real(1) && at > 0)
         for (int64_t c = 0; c < up(a.value_depth, kWide); c += kWide)
           scale_row<kWide>(sums_ + c * tall + r * kWide, correction, sums_ + c * tall + r * kWide);
     } else {
-      silu_row(head_, query, keys_, panels_.data(), span, p);
+      with_pointwise(a.activation, [&](auto activation) {
+        pointwise_row(activation, head_, query, keys_, panels_.data(), span, p);
+      });
     }
     if (a.dropping) {
       head_.kept(query, keys_, begin, width, keep_);
@@ -146,12 +158,15 @@ class Forward {
   void finish(const AttentionArguments& a, int64_t h, int64_t first, int64_t count, int64_t tall) {
     for (int64_t r = 0; r < count; ++r) {
       const int64_t row = rows_.row[size_t(first + r)] * a.heads + h;
-      const Running& running = running_[r];
-      const bool blind = a.softmax && running.top == -std::numeric_limits<Real>::infinity();
-      const Real factor = !a.softmax ? gain(a) : blind ? Real(0) : gain(a) / running.total;
-      unpack_row(sums_, tall, r, a.value_depth, factor, (S*)a.result + row * a.value_depth);
-      if (a.softmax)
+      Running& running = running_[r];
+      const bool blind = a.softmax() && running.top == -std::numeric_limits<Real>::infinity();
+      Real factor = gain(a);
+      if (a.softmax()) {
+        if (a.sink && !blind) factor *= add_sink(a.sink[h], running);
+        factor = blind ? Real(0) : factor / running.total;
         a.log_sum[row] = blind ? std::numeric_limits<Real>::infinity() : running.top + std::log(running.total);
+      }
+      unpack_row(sums_, tall, r, a.value_depth, factor, (S*)a.result + row * a.value_depth);
     }
   }
 
@@ -169,7 +184,7 @@ template <typename S>
 void forward(const AttentionArguments& a) {
   const std::vector<Task> tasks = plan_attention(a, true);
   fill_idle<S>(a, a.query_offsets, a.key_offsets, a.query_rows, a.heads * a.value_depth, a.result);
-  if (a.softmax)
+  if (a.softmax())
     fill_idle<Real>(a, a.query_offsets, a.key_offsets, a.query_rows, a.heads, a.log_sum,
                     std::numeric_limits<Real>::infinity());
   parallel_for(int64_t(tasks.size()), a.threads, [&](int64_t i) {

@@ -263,4 +263,29 @@ TURBOGR_INLINE Vector<T> sigmoid(Vector<T> x) {
   return T(1) / (T(1) + exp(-x));
 }
 
+// Exactly 0 where it is below the smallest normal number: products with a score of -1e38 must vanish too.
+TURBOGR_INLINE Vector<float> sigmoid_or_zero(Vector<float> x) {
+  return x < -87.0f ? Vector<float>{} : sigmoid<float>(x);
+}
+TURBOGR_INLINE Vector<double> sigmoid_or_zero(Vector<double> x) { return sigmoid<double>(x); }
+
+// To a relative error of 3e-7; NaN stays NaN.
+TURBOGR_INLINE Vector<float> tanh(Vector<float> x) {
+  const Vector<int32_t> sign = bits<float>(x) & INT32_MIN;
+  const Vector<float> size = as<float>(bits<float>(x) ^ sign), y = x * x;
+  // Up to 0.7, where 1 - 2 / (e^2x + 1) would lose digits: x + x^3 times the polynomial with the least relative error.
+  Vector<float> p = y * -5.13866218e-3f + 2.00919695e-2f;
+  p = p * y - 5.35588600e-2f;
+  p = p * y + 1.33291110e-1f;
+  p = p * y - 3.33331913e-1f;
+  const Vector<float> far = 1.0f - 2.0f / (exp(size + size) + 1.0f);
+  return size < 0.7f ? p * y * x + x : as<float>(bits<float>(far) | sign);
+}
+
+TURBOGR_INLINE Vector<double> tanh(Vector<double> x) {
+  Vector<double> y;
+  for (int lane = 0; lane < kLanes<double>; ++lane) y[lane] = std::tanh(x[lane]);
+  return y;
+}
+
 }  // namespace turbogr
