@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from ... import _torch
+from ...kernels.ascendc.limits import lacking
 from ...provenance import UserLine, line_of
 from .operators import narrows, operators, overload
 
@@ -101,6 +102,8 @@ def _by_declaration(node: fx.Node) -> str:
         return "" if not str(node.target).startswith("turbogr.") else f"turbogr::{name} has no AscendC kernel"
     names = (argument.name for argument in overload(name)._schema.arguments)
     arguments: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    if absent := lacking(name, arguments):
+        return f"its AscendC kernel has no {absent}"
     for port in prototype.inputs:
         value = arguments.get(port.name)
         dtype = value.meta["val"].dtype if isinstance(value, fx.Node) else None
