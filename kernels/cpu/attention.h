@@ -88,18 +88,18 @@ TURBOGR_INLINE V where(VIndex shown, V x, V other) { return shown ? x : other; }
 
 // Activations that look at one score at a time: the weight, and where it is asked for its derivative.
 struct Silu {
-  TURBOGR_INLINE V weight(V score) const { return score * sigmoid_or_zero(score); }
+  TURBOGR_INLINE V weight(V score) const { return score / (Real(1) + exp_minus(score)); }
   TURBOGR_INLINE V weight(V score, V* slope) const {
-    const V gate = sigmoid_or_zero(score), weight = score * gate;
+    const V gate = Real(1) / (Real(1) + exp_minus(score)), weight = score * gate;
     *slope = gate + weight * (Real(1) - gate);
     return weight;
   }
 };
 
 struct Sigmoid {
-  TURBOGR_INLINE V weight(V score) const { return sigmoid_or_zero(score); }
+  TURBOGR_INLINE V weight(V score) const { return Real(1) / (Real(1) + exp_minus(score)); }
   TURBOGR_INLINE V weight(V score, V* slope) const {
-    const V gate = sigmoid_or_zero(score);
+    const V gate = Real(1) / (Real(1) + exp_minus(score));
     *slope = gate * (Real(1) - gate);
     return gate;
   }
@@ -116,13 +116,6 @@ struct SquaredRelu {
     return above * above;
   }
 };
-
-template <typename Body>
-TURBOGR_INLINE void with_pointwise(int64_t activation, Body body) {
-  if (activation == kSilu) return body(Silu{});
-  if (activation == kSigmoid) return body(Sigmoid{});
-  body(SquaredRelu{});
-}
 
 // Scores become cap · tanh(score / cap); each(j, tanh) for each vector of them.
 template <typename Each>

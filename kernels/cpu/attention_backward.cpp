@@ -8,14 +8,32 @@ constexpr int kBackwardKeys = 96;  // columns of a block of scores; a multiple o
 
 // Scores become weights, gradients of weights become gradients of scores.
 template <typename Pointwise>
-void pointwise_row(Pointwise activation, const Head& head, Index query, const Rows& keys, const Panel* panels,
-                   Span span, Real* p, Real* ds) {
+TURBOGR_INLINE void pointwise_row(Pointwise activation, const Head& head, Index query, const Rows& keys,
+                                  const Panel* panels, Span span, Real* p, Real* ds) {
   head.for_span(query, keys, panels, span, [&](int64_t j, auto shown) {
     V slope;
     const V weight = activation.weight(load(p + j), &slope);
     store(p + j, where(shown, weight, V{}));
     store(ds + j, where(shown, load(ds + j) * slope, V{}));
   });
+}
+
+TURBOGR_APART void rare_row(int64_t activation, const Head& head, Index query, const Rows& keys, const Panel* panels,
+                            Span span, Real* p, Real* ds) {
+  if (activation == kSigmoid)
+    pointwise_row(Sigmoid{}, head, query, keys, panels, span, p, ds);
+  else
+    pointwise_row(SquaredRelu{}, head, query, keys, panels, span, p, ds);
+}
+
+// Scores become capped ones; what is left of a step in a score, 1 - tanh², is kept for `uncap_row`.
+TURBOGR_APART void cap_row(Real cap, int64_t width, Real* p, Real* slack) {
+  cap_scores(cap, width, p, [&](int64_t j, V share) { store(slack + j, Real(1) - share * share); });
+}
+
+// Gradients of capped scores become those of products.
+TURBOGR_APART void uncap_row(int64_t width, const Real* slack, Real* ds) {
+  for (int64_t j = 0; j < width; j += kLane) store(ds + j, load(ds + j) * load(slack + j));
 }
 
 void softmax_row(const Head& head, Index query, const Rows& keys, const Panel* panels, Span span, Real* p, Real* ds,
@@ -187,8 +205,8 @@ class Backward {
     const int64_t begin = span.begin(), width = span.width();
     const Index query = rows_.column[size_t(first + r)];
     Real *p = scores_ + r * kBackwardKeys + begin - at, *ds = slopes_ + r * kBackwardKeys + begin - at;
-    if (a.score_cap > 0)
-      cap_scores(Real(a.score_cap), width, p, [&](int64_t j, V share) { store(slack_ + j, Real(1) - share * share); });
+    const bool capped = __builtin_expect(a.score_cap > 0, 0);
+    if (capped) cap_row(Real(a.score_cap), width, p, slack_);
     if (head_.biased()) head_.add_biases(rows_, first + r, keys_, panels_.data(), begin, width, p);
     if (a.dropping) {
       head_.kept(query, keys_, begin, width, keep_);
@@ -196,10 +214,10 @@ class Backward {
     }
     if (a.softmax())
       softmax_row(head_, query, keys_, panels_.data(), span, p, ds, log_sum_[first + r], mean_[first + r]);
+    else if (a.activation == kSilu)
+      pointwise_row(Silu{}, head_, query, keys_, panels_.data(), span, p, ds);
     else
-      with_pointwise(a.activation, [&](auto activation) {
-        pointwise_row(activation, head_, query, keys_, panels_.data(), span, p, ds);
-      });
+      rare_row(a.activation, head_, query, keys_, panels_.data(), span, p, ds);
     if (a.dropping)
       for (int64_t j = 0; j < width; ++j) p[j] *= keep_[j];
     if (head_.has_bias_gradient())
@@ -207,8 +225,7 @@ class Backward {
           rows_, first + r, keys_, panels_.data(), begin, width, ds,
           a.position_grad ? &shared.position[size_t(member * shared.distances)] - shared.lowest : nullptr,
           a.time_grad ? &shared.time[size_t(member * a.time_entries)] : nullptr);
-    if (a.score_cap > 0)
-      for (int64_t j = 0; j < width; ++j) ds[j] *= slack_[j];
+    if (capped) uncap_row(width, slack_, ds);
   }
 
   // Products of weights and slopes with rows of the block.
@@ -290,7 +307,7 @@ class Backward {
   Real *queries_, *query_grads_, *grads_, *keys_panels_, *keys_transposed_, *key_grads_;
   Real *values_transposed_, *value_grads_, *scores_, *slopes_, *log_sum_, *mean_;
   Real keep_[kBackwardKeys];
-  Real slack_[kBackwardKeys];  // derivatives of capped scores
+  Real slack_[kBackwardKeys];  // of capped scores: see cap_row
 };
 
 // Tasks that add into the same dense bias run one after another, in order; all others are free.
