@@ -12,23 +12,27 @@
 
 namespace turbogr {
 
+enum Activation : int64_t { kSoftmax, kSilu, kSigmoid, kSquaredRelu };
+
 struct AttentionArguments {
   const void *query, *key, *value;
   const int64_t *query_offsets, *key_offsets, *query_columns, *key_columns;
   const uint8_t *key_valid, *pair_mask;
-  const Real *bias, *position_bias, *time_bias;
+  const Real *bias, *position_bias, *time_bias, *sink;
   const int64_t *time_bounds, *query_times, *key_times;
   void* result;
   Real* log_sum;
   const void* grad;
   void *query_grad, *key_grad, *value_grad;
-  Real *bias_grad, *position_grad, *time_grad;
+  Real *bias_grad, *position_grad, *time_grad, *sink_grad;
   int64_t type, threads, sequences, query_rows, key_rows, heads, groups, depth, value_depth;
   int64_t query_stride[2], key_stride[2], value_stride[2], grad_stride[2];  // from row to row, from head to head
   int64_t mask_stride[4], mask_size[2], bias_stride[4], bias_size[2], bias_grad_stride[4];
   int64_t position_entries, position_stride, time_entries, time_stride;  // stride 0: one table for all heads
-  int64_t softmax, min_distance, max_distance, dropping, seed;
-  double scale, post_scale, dropout;
+  int64_t activation, min_distance, max_distance, dropping, seed;
+  double scale, post_scale, dropout, score_cap;  // a cap of 0: none
+
+  bool softmax() const { return activation == kSoftmax; }
 };
 
 using Index = Bits<Real>;  // columns, in lanes as wide as scores
@@ -81,6 +85,48 @@ struct Span {
 struct Everything {};
 TURBOGR_INLINE V where(Everything, V x, V) { return x; }
 TURBOGR_INLINE V where(VIndex shown, V x, V other) { return shown ? x : other; }
+
+// Activations that look at one score at a time: the weight, and where it is asked for its derivative.
+struct Silu {
+  TURBOGR_INLINE V weight(V score) const { return score / (Real(1) + exp_minus(score)); }
+  TURBOGR_INLINE V weight(V score, V* slope) const {
+    const V gate = Real(1) / (Real(1) + exp_minus(score)), weight = score * gate;
+    *slope = gate + weight * (Real(1) - gate);
+    return weight;
+  }
+};
+
+struct Sigmoid {
+  TURBOGR_INLINE V weight(V score) const { return Real(1) / (Real(1) + exp_minus(score)); }
+  TURBOGR_INLINE V weight(V score, V* slope) const {
+    const V gate = Real(1) / (Real(1) + exp_minus(score));
+    *slope = gate * (Real(1) - gate);
+    return gate;
+  }
+};
+
+struct SquaredRelu {
+  TURBOGR_INLINE V weight(V score) const {
+    const V above = larger(V{}, score);
+    return above * above;
+  }
+  TURBOGR_INLINE V weight(V score, V* slope) const {
+    const V above = larger(V{}, score);
+    *slope = above + above;
+    return above * above;
+  }
+};
+
+// Scores become cap · tanh(score / cap); each(j, tanh) for each vector of them.
+template <typename Each>
+TURBOGR_INLINE void cap_scores(Real cap, int64_t count, Real* scores, Each each) {
+  const Real inverse = Real(1) / cap;
+  for (int64_t j = 0; j < count; j += kLane) {
+    const V share = tanh(load(scores + j) * inverse);
+    store(scores + j, share * cap);
+    each(j, share);
+  }
+}
 
 // A sequence's part of a batch, or a range of it.
 struct Piece {

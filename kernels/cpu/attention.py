@@ -10,25 +10,27 @@ from torch import Tensor
 
 from .call import TYPES, Arguments, address, call, fields
 
+ACTIVATIONS = {"softmax": 0, "silu": 1, "sigmoid": 2, "squared_relu": 3}  # as attention.h counts them
+
 
 class AttentionArguments(Arguments):
     """The struct of attention.h, field for field."""
 
     _fields_ = fields(
         "query key value query_offsets key_offsets query_columns key_columns key_valid pair_mask bias position_bias "
-        "time_bias time_bounds query_times key_times result log_sum grad query_grad key_grad value_grad bias_grad "
-        "position_grad time_grad",
+        "time_bias sink time_bounds query_times key_times result log_sum grad query_grad key_grad value_grad bias_grad "
+        "position_grad time_grad sink_grad",
         "type threads sequences query_rows key_rows heads groups depth value_depth "
         "query_row query_head key_row key_head value_row value_head grad_row grad_head "
         "mask_0 mask_1 mask_2 mask_3 mask_queries mask_keys bias_0 bias_1 bias_2 bias_3 bias_queries bias_keys "
         "bias_grad_0 bias_grad_1 bias_grad_2 bias_grad_3 "
-        "position_entries position_stride time_entries time_stride softmax min_distance max_distance dropping seed",
-        "scale post_scale dropout",
+        "position_entries position_stride time_entries time_stride activation min_distance max_distance dropping seed",
+        "scale post_scale dropout score_cap",
     )
 
 
 def attention(library: ctypes.CDLL, a: Any) -> tuple[Tensor, Tensor]:
-    """Result (Tq, H, Dv), and the logarithm of softmax's denominators (Tq, H); the latter is empty for silu."""
+    """Result (Tq, H, Dv), and the logarithm of softmax's denominators (Tq, H); the latter is empty for others."""
     work = _Work(a)
     query = a.query
     rows, heads = query.shape[0], query.shape[1]
@@ -42,7 +44,7 @@ def attention(library: ctypes.CDLL, a: Any) -> tuple[Tensor, Tensor]:
 def attention_backward(
     library: ctypes.CDLL, grad: Tensor, result: Tensor, log_sum: Tensor, a: Any, wanted: list[bool]
 ) -> tuple[Tensor, ...]:
-    """Gradients of query, key, value, bias, position_bias, time_bias; without elements where not wanted."""
+    """Gradients of query, key, value, bias, position_bias, time_bias, sink; without elements where not wanted."""
     work = _Work(a)
     arguments = work.arguments
     grad = work.rows(grad, "grad")
@@ -52,9 +54,8 @@ def attention_backward(
     for name, x, want in zip(("query", "key", "value"), (a.query, a.key, a.value), wanted, strict=False):
         found.append(x.new_empty(x.shape if want else 0))
         setattr(arguments, f"{name}_grad", found[-1].data_ptr() if want else None)
-    for name, x, want in zip(
-        ("bias", "position", "time"), (a.bias, a.position_bias, a.time_bias), wanted[3:], strict=True
-    ):
+    sums = (a.bias, a.position_bias, a.time_bias, a.sink)
+    for name, x, want in zip(("bias", "position", "time", "sink"), sums, wanted[3:], strict=True):
         if not want or x is None:
             found.append(a.query.new_empty(0))
             continue
@@ -64,7 +65,7 @@ def attention_backward(
             work.strides("bias_grad", total)
         found.append(total)
     call(library.turbogr_jagged_attention_backward, arguments)
-    for place, x in enumerate((a.bias, a.position_bias, a.time_bias), 3):
+    for place, x in enumerate(sums, 3):
         if found[place].numel() and x is not None:
             found[place] = found[place].to(x.dtype)
     return tuple(found)
@@ -90,9 +91,9 @@ class _Work:
             setattr(x, name, address(self.plain(getattr(a, name))))
         for name in ("time_bounds", "query_times", "key_times"):
             setattr(x, name, address(self.plain(self.wide(getattr(a, name)))))
-        x.softmax, x.dropping, x.seed = a.activation == "softmax", seed is not None, seed or 0
+        x.activation, x.dropping, x.seed = ACTIVATIONS[a.activation], seed is not None, seed or 0
         x.min_distance, x.max_distance = a.min_distance, a.max_distance
-        x.scale, x.post_scale, x.dropout = a.scale, a.post_scale, a.dropout
+        x.scale, x.post_scale, x.dropout, x.score_cap = a.scale, a.post_scale, a.dropout, a.score_cap
         if a.pair_mask is not None:
             self.pairs("mask", "pair_mask", a.pair_mask)
         if a.bias is not None:
@@ -101,6 +102,8 @@ class _Work:
             self.table("position", a.position_bias)
         if a.time_bias is not None:
             self.table("time", a.time_bias)
+        if a.sink is not None:
+            x.sink = self.keep(a.sink.to(self.real).contiguous()).data_ptr()
 
     def keep(self, x: Tensor) -> Tensor:
         self.alive.append(x)

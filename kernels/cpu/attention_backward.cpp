@@ -7,12 +7,33 @@ namespace {
 constexpr int kBackwardKeys = 96;  // columns of a block of scores; a multiple of kTall
 
 // Scores become weights, gradients of weights become gradients of scores.
-void silu_row(const Head& head, Index query, const Rows& keys, const Panel* panels, Span span, Real* p, Real* ds) {
+template <typename Pointwise>
+TURBOGR_INLINE void pointwise_row(Pointwise activation, const Head& head, Index query, const Rows& keys,
+                                  const Panel* panels, Span span, Real* p, Real* ds) {
   head.for_span(query, keys, panels, span, [&](int64_t j, auto shown) {
-    const V score = load(p + j), gate = sigmoid<Real>(score), weight = score * gate;
+    V slope;
+    const V weight = activation.weight(load(p + j), &slope);
     store(p + j, where(shown, weight, V{}));
-    store(ds + j, where(shown, load(ds + j) * (gate + weight * (Real(1) - gate)), V{}));
+    store(ds + j, where(shown, load(ds + j) * slope, V{}));
   });
+}
+
+TURBOGR_APART void rare_row(int64_t activation, const Head& head, Index query, const Rows& keys, const Panel* panels,
+                            Span span, Real* p, Real* ds) {
+  if (activation == kSigmoid)
+    pointwise_row(Sigmoid{}, head, query, keys, panels, span, p, ds);
+  else
+    pointwise_row(SquaredRelu{}, head, query, keys, panels, span, p, ds);
+}
+
+// Scores become capped ones; what is left of a step in a score, 1 - tanh², is kept for `uncap_row`.
+TURBOGR_APART void cap_row(Real cap, int64_t width, Real* p, Real* slack) {
+  cap_scores(cap, width, p, [&](int64_t j, V share) { store(slack + j, Real(1) - share * share); });
+}
+
+// Gradients of capped scores become those of products.
+TURBOGR_APART void uncap_row(int64_t width, const Real* slack, Real* ds) {
+  for (int64_t j = 0; j < width; j += kLane) store(ds + j, load(ds + j) * load(slack + j));
 }
 
 void softmax_row(const Head& head, Index query, const Rows& keys, const Panel* panels, Span span, Real* p, Real* ds,
@@ -134,7 +155,7 @@ class Backward {
     pack_panels<S>(query, rows_.count(), query_rows_, a.depth, Real(a.scale), queries_);
     pack_panels<S>(grad, rows_.count(), query_rows_, a.value_depth, gain(a), grads_);
     std::fill(query_grads_, query_grads_ + query_rows_ * depth_, Real(0));
-    if (!a.softmax) return;
+    if (!a.softmax()) return;
     // The mean of a row's weight gradients, weighted by the weights: the product of result and gradient.
     for (int64_t i = 0; i < rows_.count(); ++i) {
       const int64_t row = rows_.row[size_t(i)] * a.heads + h;
@@ -184,15 +205,19 @@ class Backward {
     const int64_t begin = span.begin(), width = span.width();
     const Index query = rows_.column[size_t(first + r)];
     Real *p = scores_ + r * kBackwardKeys + begin - at, *ds = slopes_ + r * kBackwardKeys + begin - at;
+    const bool capped = __builtin_expect(a.score_cap > 0, 0);
+    if (capped) cap_row(Real(a.score_cap), width, p, slack_);
     if (head_.biased()) head_.add_biases(rows_, first + r, keys_, panels_.data(), begin, width, p);
     if (a.dropping) {
       head_.kept(query, keys_, begin, width, keep_);
       for (int64_t j = 0; j < width; ++j) ds[j] *= keep_[j];
     }
-    if (a.softmax)
+    if (a.softmax())
       softmax_row(head_, query, keys_, panels_.data(), span, p, ds, log_sum_[first + r], mean_[first + r]);
+    else if (a.activation == kSilu)
+      pointwise_row(Silu{}, head_, query, keys_, panels_.data(), span, p, ds);
     else
-      silu_row(head_, query, keys_, panels_.data(), span, p, ds);
+      rare_row(a.activation, head_, query, keys_, panels_.data(), span, p, ds);
     if (a.dropping)
       for (int64_t j = 0; j < width; ++j) p[j] *= keep_[j];
     if (head_.has_bias_gradient())
@@ -200,6 +225,7 @@ class Backward {
           rows_, first + r, keys_, panels_.data(), begin, width, ds,
           a.position_grad ? &shared.position[size_t(member * shared.distances)] - shared.lowest : nullptr,
           a.time_grad ? &shared.time[size_t(member * a.time_entries)] : nullptr);
+    if (capped) uncap_row(width, slack_, ds);
   }
 
   // Products of weights and slopes with rows of the block.
@@ -281,6 +307,7 @@ class Backward {
   Real *queries_, *query_grads_, *grads_, *keys_panels_, *keys_transposed_, *key_grads_;
   Real *values_transposed_, *value_grads_, *scores_, *slopes_, *log_sum_, *mean_;
   Real keep_[kBackwardKeys];
+  Real slack_[kBackwardKeys];  // of capped scores: see cap_row
 };
 
 // Tasks that add into the same dense bias run one after another, in order; all others are free.
@@ -345,6 +372,25 @@ void add_tables(const AttentionArguments& a, const std::vector<Task>& tasks, con
     }
 }
 
+// A row's share of its sink is exp(sink - log_sum). The sink's value is zero, and so is the gradient of that share: what
+// is left of softmax's derivative is the mean. Sequences are added up in their order, whoever computes them.
+template <typename S>
+void add_sinks(const AttentionArguments& a) {
+  std::vector<double> sums(size_t(a.sequences * a.heads));
+  parallel_for(a.sequences, a.threads, [&](int64_t s) {
+    double* own = sums.data() + s * a.heads;
+    for (int64_t row = a.query_offsets[s]; row < a.query_offsets[s + 1]; ++row)
+      for (int64_t h = 0; h < a.heads; ++h) {
+        const S* grad = (const S*)a.grad + row * a.grad_stride[0] + h * a.grad_stride[1];
+        const S* result = (const S*)a.result + (row * a.heads + h) * a.value_depth;
+        own[h] -= std::exp(a.sink[h] - a.log_sum[row * a.heads + h]) * inner(result, grad, a.value_depth);
+      }
+  });
+  std::vector<double> totals(size_t(a.heads));
+  for (size_t i = 0; i < sums.size(); ++i) totals[i % totals.size()] += sums[i];
+  std::copy(totals.begin(), totals.end(), a.sink_grad);
+}
+
 template <typename S>
 void backward(const AttentionArguments& a) {
   const std::vector<Task> tasks = plan_attention(a, false);
@@ -364,6 +410,7 @@ void backward(const AttentionArguments& a) {
   });
   if (a.query_grad) add_query_parts<S>(a, tasks, shared);
   if (a.position_grad || a.time_grad) add_tables(a, tasks, shared);
+  if (a.sink_grad) add_sinks<S>(a);
 }
 
 }  // namespace

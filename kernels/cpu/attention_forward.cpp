@@ -6,12 +6,16 @@ namespace {
 
 constexpr int kForwardKeys = 128;  // columns of a block of scores
 
-// Weights of silu: score · sigmoid(score); hidden pairs have none.
-void silu_row(const Head& head, Index query, const Rows& keys, const Panel* panels, Span span, Real* p) {
-  head.for_span(query, keys, panels, span, [&](int64_t j, auto shown) {
-    const V score = load(p + j);
-    store(p + j, where(shown, score * sigmoid<Real>(score), V{}));
-  });
+// Weights of an activation that looks at one score at a time; hidden pairs have none.
+template <typename Pointwise>
+TURBOGR_APART void pointwise_row(Pointwise activation, const Head& head, Index query, const Rows& keys,
+                                 const Panel* panels, Span span, Real* p) {
+  head.for_span(query, keys, panels, span,
+                [&](int64_t j, auto shown) { store(p + j, where(shown, activation.weight(load(p + j)), V{})); });
+}
+
+TURBOGR_APART void cap_row(Real cap, int64_t width, Real* p) {
+  cap_scores(cap, width, p, [](int64_t, V) {});
 }
 
 struct Running {
@@ -128,14 +132,19 @@ class Forward {
     const int64_t begin = span.begin(), width = span.width();
     const Index query = rows_.column[size_t(first + r)];
     Real* p = scores_ + r * kForwardKeys + begin - at;
+    if (__builtin_expect(a.score_cap > 0, 0)) cap_row(Real(a.score_cap), width, p);
     if (head_.biased()) head_.add_biases(rows_, first + r, keys_, panels_.data(), begin, width, p);
-    if (a.softmax) {
+    if (a.softmax()) {
       const Real correction = softmax_row(head_, query, keys_, panels_.data(), span, p, running_[r]);
       if (correction != Real(1) && at > 0)
         for (int64_t c = 0; c < up(a.value_depth, kWide); c += kWide)
           scale_row<kWide>(sums_ + c * tall + r * kWide, correction, sums_ + c * tall + r * kWide);
+    } else if (a.activation == kSilu) {
+      pointwise_row(Silu{}, head_, query, keys_, panels_.data(), span, p);
+    } else if (a.activation == kSigmoid) {
+      pointwise_row(Sigmoid{}, head_, query, keys_, panels_.data(), span, p);
     } else {
-      silu_row(head_, query, keys_, panels_.data(), span, p);
+      pointwise_row(SquaredRelu{}, head_, query, keys_, panels_.data(), span, p);
     }
     if (a.dropping) {
       head_.kept(query, keys_, begin, width, keep_);
@@ -143,14 +152,29 @@ class Forward {
     }
   }
 
+  // One more term of each denominator. A query that sees no key stays one.
+  TURBOGR_APART void add_sink(Real sink, int64_t columns, int64_t count, int64_t tall) {
+    for (int64_t r = 0; r < count; ++r) {
+      Running& running = running_[r];
+      const Real before = running.top;
+      if (before == -std::numeric_limits<Real>::infinity()) continue;
+      running.top = std::max(before, sink);
+      const Real correction = std::exp(before - running.top);
+      running.total = running.total * correction + std::exp(sink - running.top);
+      for (int64_t c = 0; c < columns; c += kWide)
+        scale_row<kWide>(sums_ + c * tall + r * kWide, correction, sums_ + c * tall + r * kWide);
+    }
+  }
+
   void finish(const AttentionArguments& a, int64_t h, int64_t first, int64_t count, int64_t tall) {
+    if (a.sink) add_sink(a.sink[h], up(a.value_depth, kWide), count, tall);
     for (int64_t r = 0; r < count; ++r) {
       const int64_t row = rows_.row[size_t(first + r)] * a.heads + h;
       const Running& running = running_[r];
-      const bool blind = a.softmax && running.top == -std::numeric_limits<Real>::infinity();
-      const Real factor = !a.softmax ? gain(a) : blind ? Real(0) : gain(a) / running.total;
+      const bool blind = a.softmax() && running.top == -std::numeric_limits<Real>::infinity();
+      const Real factor = !a.softmax() ? gain(a) : blind ? Real(0) : gain(a) / running.total;
       unpack_row(sums_, tall, r, a.value_depth, factor, (S*)a.result + row * a.value_depth);
-      if (a.softmax)
+      if (a.softmax())
         a.log_sum[row] = blind ? std::numeric_limits<Real>::infinity() : running.top + std::log(running.total);
     }
   }
@@ -169,7 +193,7 @@ template <typename S>
 void forward(const AttentionArguments& a) {
   const std::vector<Task> tasks = plan_attention(a, true);
   fill_idle<S>(a, a.query_offsets, a.key_offsets, a.query_rows, a.heads * a.value_depth, a.result);
-  if (a.softmax)
+  if (a.softmax())
     fill_idle<Real>(a, a.query_offsets, a.key_offsets, a.query_rows, a.heads, a.log_sum,
                     std::numeric_limits<Real>::infinity());
   parallel_for(int64_t(tasks.size()), a.threads, [&](int64_t i) {

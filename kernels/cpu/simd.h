@@ -10,6 +10,7 @@
 #endif
 
 #define TURBOGR_INLINE inline __attribute__((always_inline))
+#define TURBOGR_APART __attribute__((noinline))  // what few calls need stays out of the way of what most need
 
 namespace turbogr {
 
@@ -261,6 +262,32 @@ TURBOGR_INLINE void transpose_8x8(const float* const* from, int64_t at, float* t
 template <typename T>
 TURBOGR_INLINE Vector<T> sigmoid(Vector<T> x) {
   return T(1) / (T(1) + exp(-x));
+}
+
+// e^-x, infinite where e^x is below the smallest normal number: there a sigmoid is exactly 0, and so is its product with
+// -1e38, which a mask may have left.
+TURBOGR_INLINE Vector<float> exp_minus(Vector<float> x) {
+  return x < -87.0f ? broadcast(__builtin_inff()) : exp(-x);
+}
+TURBOGR_INLINE Vector<double> exp_minus(Vector<double> x) { return exp(-x); }
+
+// To a relative error of 3e-7; NaN stays NaN.
+TURBOGR_INLINE Vector<float> tanh(Vector<float> x) {
+  const Vector<int32_t> sign = bits<float>(x) & INT32_MIN;
+  const Vector<float> size = as<float>(bits<float>(x) ^ sign), y = x * x;
+  // Up to 0.7, where 1 - 2 / (e^2x + 1) would lose digits: x + x^3 times the polynomial with the least relative error.
+  Vector<float> p = y * -5.13866218e-3f + 2.00919695e-2f;
+  p = p * y - 5.35588600e-2f;
+  p = p * y + 1.33291110e-1f;
+  p = p * y - 3.33331913e-1f;
+  const Vector<float> far = 1.0f - 2.0f / (exp(size + size) + 1.0f);
+  return size < 0.7f ? p * y * x + x : as<float>(bits<float>(far) | sign);
+}
+
+TURBOGR_INLINE Vector<double> tanh(Vector<double> x) {
+  Vector<double> y;
+  for (int lane = 0; lane < kLanes<double>; ++lane) y[lane] = std::tanh(x[lane]);
+  return y;
 }
 
 }  // namespace turbogr

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ascendc.limits import lacking
+from ..attention_inputs import DIFFERENTIABLE, Inputs, check_columns
 from ..cpu.call import Arguments, fields
-from ..jagged_attention import DIFFERENTIABLE, Inputs, _check_columns
 from .build import library
 from .launch import TILING_BYTES, Launch, launch
 
@@ -26,7 +27,7 @@ class AttentionProblem(Arguments):
         "sequences query_rows key_rows heads groups depth value_depth bytes index_bytes softmax has_valid "
         "position_entries position_heads time_bounds time_heads min_distance max_distance "
         "bias_sequences bias_heads bias_queries bias_keys mask_sequences mask_heads mask_queries mask_keys "
-        "grad_sequences grad_heads has_seed wanted deterministic cores",
+        "grad_sequences grad_heads has_seed wanted deterministic lacking cores",
         "scale post_scale dropout",
     )
 
@@ -52,7 +53,7 @@ def jagged_attention_backward(
     index: torch.dtype = torch.int64,
     deterministic: bool | None = None,
 ) -> tuple[Tensor, ...]:
-    """Gradients of query, key, value, bias, position_bias, time_bias; without elements where not wanted.
+    """Gradients of query, key, value, bias, position_bias, time_bias, sink; without elements where not wanted.
 
     Sums have a fixed order where `deterministic`; where that is not said, if torch is told to be so.
     """
@@ -73,7 +74,7 @@ def jagged_attention_backward(
         if found[3].numel():
             problem.grad_sequences, problem.grad_heads = sums[0].shape[:2]
         tensors = [grad, result, log_sum, *_tensors(a, index), *found[:3], *sums]
-        _launch("jagged_attention_backward", a, index, tensors, 6, problem)
+        _launch("jagged_attention_backward", a, index, tensors, 7, problem)
         found[3:] = [_summed(total, x) for x, total in zip(found[3:], sums, strict=True)]
     return tuple(found)
 
@@ -99,6 +100,8 @@ def _launch(
     outputs: int,
     problem: AttentionProblem,
 ) -> None:
+    if absent := lacking(op, a._asdict()):
+        raise NotImplementedError(f"{op}: the AscendC kernel has no {absent}; see its README")
     dtypes = {"QUERY": a.query.dtype, "QUERY_OFFSETS": index}
     if not _fits(op, dtypes, problem):
         raise NotImplementedError(f"{op}: the AscendC kernel does not take these sizes; see its README")
@@ -115,7 +118,7 @@ def _fits(op: str, dtypes: dict[str, torch.dtype], problem: AttentionProblem) ->
 
 def _prepared(a: Inputs) -> Inputs:
     """The same attention as the kernels take it: bias and pair_mask have an entry for each key column."""
-    _check_columns(a)
+    check_columns(a)
     columns = int(a.key_columns.max()) + 1 if a.key_columns.numel() else 1
 
     def table(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -136,7 +139,7 @@ def _tensors(a: Inputs, index: torch.dtype) -> list[Tensor | None]:
     valid = None if a.key_valid is None else a.key_valid.to(torch.uint8)
     return [
         a.query, a.key, a.value, *(x.to(index) for x in rows), valid, a.pair_mask, a.bias, position_bias, time_bias,
-        bounds, query_times, key_times, a.dropout_seed,
+        bounds, query_times, key_times, a.dropout_seed, a.sink,
     ]  # fmt: skip
 
 
@@ -187,6 +190,7 @@ def _problem(
         has_seed=a.dropout_seed is not None,
         wanted=wanted,
         deterministic=deterministic,
+        lacking=bool(lacking("jagged_attention", a._asdict())),
         cores=cores,
         scale=a.scale,
         post_scale=a.post_scale,

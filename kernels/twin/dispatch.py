@@ -1,11 +1,13 @@
 """The twin as a device: inside of `with device():`, torch ops that have an AscendC kernel run that kernel.
 
+Where a call asks for what the kernel does not have yet, the op's reference runs, with a warning, as on an NPU.
 It sits below autograd, so gradients go through the AscendC kernels of the backward, and it sees ops that a compiled
 graph calls as well as those that are called by hand.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -13,6 +15,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..ascendc.limits import lacking
 from ..declare import NAMESPACE
 
 CORES = 40  # vector cores of Ascend 910B3 and B4
@@ -32,17 +35,24 @@ ADAPTERS = {
 
 
 class Twin(TorchDispatchMode):
-    """Ops of the turbogr namespace go to the twin; `ran` lists which did."""
+    """Ops of the turbogr namespace go to the twin; `ran` lists which did, `left` which ran their reference."""
 
     def __init__(self, cores: int) -> None:
         super().__init__()
         self.cores = cores
         self.ran: list[str] = []
+        self.left: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name().partition("::")[2].partition(".")[0]
         kernel = adapter(name) if func.namespace == NAMESPACE else None
         if kernel is None:
+            return func(*args, **(kwargs or {}))
+        given = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **(kwargs or {})}
+        if absent := lacking(name, given):
+            self.left.append(name)
+            text = f"turbogr::{name}: the reference runs instead of the AscendC kernel, which has no {absent}"
+            warnings.warn(text, stacklevel=2)
             return func(*args, **(kwargs or {}))
         self.ran.append(name)
         return kernel(*args, **(kwargs or {}), cores=self.cores)

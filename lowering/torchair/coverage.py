@@ -19,6 +19,7 @@ from torch import fx
 
 from ... import _torch
 from ...graph.provenance import UserLine, line_of
+from ...kernels.ascendc.limits import lacking
 from .operators import narrows, operators, overload
 
 Refusals = dict[fx.Node, str]
@@ -101,6 +102,8 @@ def _by_declaration(node: fx.Node) -> str:
         return "" if not str(node.target).startswith("turbogr.") else f"turbogr::{name} has no AscendC kernel"
     names = (argument.name for argument in overload(name)._schema.arguments)
     arguments: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    if absent := lacking(name, arguments):
+        return f"its AscendC kernel has no {absent}"
     for port in prototype.inputs:
         value = arguments.get(port.name)
         dtype = value.meta["val"].dtype if isinstance(value, fx.Node) else None

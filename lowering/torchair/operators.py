@@ -53,15 +53,22 @@ def register_prototypes() -> None:
 
 def _converter(torchair: ModuleType, op: str, prototype: Prototype) -> Callable[..., Any]:
     names = [argument.name for argument in overload(op)._schema.arguments]
+    defaults = _defaults(op)
     outputs = [port.name for port in prototype.outputs]
 
     def convert(*given: Any, meta_outputs: Any = None, **named: Any) -> Any:
-        arguments = {**dict(zip(names, given, strict=False)), **named}
+        arguments = {**defaults, **dict(zip(names, given, strict=False)), **named}
         inputs = {port.name: _narrowed(port, arguments.get(port.name)) for port in prototype.inputs}
         attributes = {a.name: _attribute(torchair, a.type, arguments[a.name]) for a in prototype.attributes}
         return torchair.ge.custom_op(prototype.type, inputs=inputs, attrs=attributes, outputs=outputs)
 
     return convert
+
+
+def _defaults(op: str) -> dict[str, Any]:
+    """Values of arguments that a call may leave out."""
+    arguments = overload(op)._schema.arguments
+    return {a.name: a.default_value for a in arguments if a.has_default_value()}
 
 
 def narrows(port: Port, dtype: torch.dtype) -> bool:
@@ -87,9 +94,9 @@ def _attribute(torchair: ModuleType, type_: str, value: Any) -> Any:
 
 def arguments_of(op: str, prototype: Prototype, inputs: dict[str, Any], attributes: dict[str, Any]) -> list[Any]:
     """The other way round: a torch op's arguments from those of its GE operator."""
-    found = []
+    found, given = [], {**_defaults(op), **attributes, **inputs}
     for argument in overload(op)._schema.arguments:
-        value = inputs[argument.name] if argument.name in inputs else attributes[argument.name]
+        value = given[argument.name]
         if str(argument.type) == "List[bool]":
             value = [bool(value >> place & 1) for place in range(len(prototype.outputs))]
         found.append(value)

@@ -326,7 +326,12 @@ def biases(dtype: torch.dtype) -> dict[str, Any]:
     }  # fmt: skip
 
 
-WANTED = ([True] * 6, [True, True, True, False, False, False], [False, False, True, False, False, True], [False] * 6)
+WANTED = (
+    [True] * 7,
+    [True, True, True, False, False, False, False],
+    [False, False, True, False, False, True, False],
+    [False] * 7,
+)
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
@@ -366,7 +371,7 @@ def test_attention_with_a_bias_of_pairs(cann: Cann, given: str, deterministic: b
 def test_attention_with_dropout(cann: Cann) -> None:
     arguments = attention_inputs(dropout=0.5, dropout_seed=torch.tensor([7]))
     result, log_sum = check("jagged_attention", *arguments)
-    check("jagged_attention_backward", result, result, log_sum, *arguments, [True] * 6)
+    check("jagged_attention_backward", result, result, log_sum, *arguments, [True] * 7)
     assert cann.calls == ["jagged_attention", "jagged_attention_backward"]
 
 
@@ -375,7 +380,7 @@ def test_attention_with_nothing_to_see(cann: Cann) -> None:
     empty = {"key": torch.randn(0, 2, 16), "value": torch.randn(0, 2, 16), "key_columns": none[:0], "key_offsets": none}
     arguments = attention_inputs(query_offsets=torch.tensor([0, 8]), activation="softmax", **empty)
     result, log_sum = check("jagged_attention", *arguments)
-    check("jagged_attention_backward", result, result, log_sum, *arguments, [True] * 6)
+    check("jagged_attention_backward", result, result, log_sum, *arguments, [True] * 7)
     assert cann.calls == []
 
 
@@ -385,13 +390,17 @@ def test_attention_with_nothing_to_see(cann: Cann) -> None:
         {"bias": torch.randn(1, 4, 4, 1)},
         {"pair_mask": torch.rand(1, 4, 4, 1) < 0.7},
         {"query": torch.randn(8, 4, 528), "key": torch.randn(8, 2, 528)},
+        {"activation": "softmax", "sink": torch.randn(4)},
+        {"score_cap": 0.5},
+        {"activation": "sigmoid"},
+        {"activation": "squared_relu"},
     ],
-    ids=["bias shared by keys", "mask shared by keys", "depth"],
+    ids=["bias shared by keys", "mask shared by keys", "depth", "sink", "cap", "sigmoid", "squared_relu"],
 )
 def test_attention_by_reference(cann: Cann, others: dict[str, Any]) -> None:
     arguments = attention_inputs(**others)
     result, log_sum = check("jagged_attention", *arguments)
-    check("jagged_attention_backward", result, result, log_sum, *arguments, [True] * 6)
+    check("jagged_attention_backward", result, result, log_sum, *arguments, [True] * 7)
     assert cann.calls == []
 
 
@@ -423,6 +432,9 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("jagged_attention", attention_inputs(position_bias=torch.randn(4, 8))),
     ("jagged_attention", attention_inputs(time_bias=torch.randn(4, 8))),
     ("jagged_attention", attention_inputs(activation="relu")),
+    ("jagged_attention", attention_inputs(activation="softmax", sink=torch.randn(3))),
+    ("jagged_attention", attention_inputs(activation="silu", sink=torch.randn(4))),
+    ("jagged_attention", attention_inputs(score_cap=-1.0)),
 ]
 
 

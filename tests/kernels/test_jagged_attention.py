@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,11 +16,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from turbogr_compile import _torch
 from turbogr_compile.kernels import dropout
+from turbogr_compile.kernels.attention_inputs import ACTIVATIONS
 from turbogr_compile.kernels.jagged_attention import DIFFERENTIABLE, Inputs
 
 ops = torch.ops.turbogr
 FAR = 2**62
-SUMS = 2e-4  # what sums in single precision may be off by, over a few thousand pairs
+SUMS = 4e-4  # what sums in single precision may be off by, over a few thousand pairs
 EVERYTHING = ("key_valid", "pair_mask", "bias", "position_bias", "time_bias")
 
 
@@ -41,6 +43,7 @@ class Case:
     post_scale: float = 1.0
     window: tuple[int, int] = (-FAR, FAR)
     dropout: float = 0.0
+    score_cap: float = 0.0
     seed: int = 0
     dtype: torch.dtype = torch.float64
 
@@ -86,11 +89,13 @@ class Case:
             min_distance=self.window[0],
             max_distance=self.window[1],
             dropout=self.dropout,
+            sink=normal(self.heads) if "sink" in self.parts else None,
+            score_cap=self.score_cap,
         )
 
 
-def attention(*arguments: Any) -> torch.Tensor:
-    return ops.jagged_attention(*arguments)[0]
+def attention(*arguments: Any, **named: Any) -> torch.Tensor:
+    return ops.jagged_attention(*arguments, **named)[0]
 
 
 def offsets(mask: torch.Tensor) -> torch.Tensor:
@@ -108,6 +113,8 @@ def dense(case: Case, a: Inputs) -> torch.Tensor:
     q, k, v = padded(a.query, case.queries), padded(a.key, case.keys), padded(a.value, case.keys)
     k, v = (x.repeat_interleave(case.heads // case.groups, 2) for x in (k, v))
     scores = torch.einsum("sihd,sjhd->shij", q, k) * a.scale
+    if a.score_cap:
+        scores = a.score_cap * torch.tanh(scores / a.score_cap)
     distance = torch.arange(columns)[:, None] - torch.arange(columns)[None, :]
     visible = case.keys[:, None, None, :] & (distance >= a.min_distance) & (distance <= a.max_distance)
     if a.key_valid is not None:
@@ -123,10 +130,7 @@ def dense(case: Case, a: Inputs) -> torch.Tensor:
         gap = (later[:, :, None] - earlier[:, None, :]).abs()
         bucket = sum((gap >= bound).long() for bound in a.time_bounds)
         scores = scores + a.time_bias[:, bucket].transpose(0, 1)
-    if a.activation == "softmax":
-        weights = scores.masked_fill(~visible, -1e30).softmax(-1) * visible
-    else:
-        weights = torch.nn.functional.silu(scores) * visible
+    weights = activated(a, scores.masked_fill(~visible, -1e30)) * visible
     weights = weights * a.post_scale
     if a.dropout_seed is not None:
         every = torch.arange(columns)
@@ -134,6 +138,18 @@ def dense(case: Case, a: Inputs) -> torch.Tensor:
         kept = torch.stack([dropout.kept(seed, s, case.heads, every, every, a.dropout) for s in range(sequences)])
         weights = weights * kept / (1 - a.dropout)
     return torch.einsum("shij,sjhd->sihd", weights, v)[case.queries]
+
+
+def activated(a: Inputs, scores: torch.Tensor) -> torch.Tensor:
+    """Weights from scores (S, H, N, N); a sink is one more column, as GPT-OSS writes it."""
+    if a.activation == "softmax":
+        if a.sink is None:
+            return scores.softmax(-1)
+        sink = a.sink[:, None, None].expand(*scores.shape[:3], 1)
+        return torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
+    if a.activation == "silu":
+        return torch.nn.functional.silu(scores)
+    return scores.sigmoid() if a.activation == "sigmoid" else scores.relu().square()
 
 
 def differentiable(a: Inputs) -> tuple[Inputs, list[torch.Tensor]]:
@@ -157,18 +173,21 @@ def cases(draw: Any) -> Case:
     rows = st.lists(st.lists(st.booleans(), min_size=columns, max_size=columns), min_size=sequences, max_size=sequences)
     groups = draw(st.integers(1, 2))
     low = draw(st.sampled_from((-FAR, -2, 0, 1)))
+    activation = draw(st.sampled_from(ACTIVATIONS))
+    parts = (*EVERYTHING, "sink") if activation == "softmax" else EVERYTHING
     return Case(
         queries=torch.tensor(draw(rows)),
         keys=torch.tensor(draw(rows)),
         heads=groups * draw(st.integers(1, 2)),
         groups=groups,
-        parts=tuple(draw(st.sets(st.sampled_from(EVERYTHING)))),
+        parts=tuple(draw(st.sets(st.sampled_from(parts)))),
         broadcast=draw(st.tuples(*[st.booleans()] * 4)),
         one_head=draw(st.booleans()),
-        activation=draw(st.sampled_from(("softmax", "silu"))),
+        activation=activation,
         post_scale=draw(st.sampled_from((1.0, 0.25))),
         window=(low, draw(st.sampled_from((FAR, 2, max(low, 0))))),
         dropout=draw(st.sampled_from((0.0, 0.0, 0.4))),
+        score_cap=draw(st.sampled_from((0.0, 0.0, 0.8))),
         seed=draw(st.integers(0, 2**40)),
     )
 
@@ -179,7 +198,13 @@ def ragged(lengths: list[int], columns: int) -> torch.Tensor:
 
 CAUSAL = Case(ragged([3, 0, 5, 1], 5), ragged([3, 2, 5, 0], 5), window=(0, FAR))
 FULL = replace(CAUSAL, heads=4, groups=2, parts=EVERYTHING, one_head=True, post_scale=0.5)
-BOTH = pytest.mark.parametrize("activation", ["softmax", "silu"])
+EACH = pytest.mark.parametrize("activation", ACTIVATIONS)
+
+
+def with_sink(case: Case) -> Case:
+    """With a cap, and a sink where there is a place for one."""
+    parts = (*case.parts, "sink") if case.activation == "softmax" else case.parts
+    return replace(case, parts=parts, score_cap=0.9)
 
 
 @settings(max_examples=150, deadline=None)
@@ -188,14 +213,31 @@ def test_equals_the_dense_formula(case):
     compare(case)
 
 
-@BOTH
+def combinations(case: Case) -> list[Case]:
+    """Cap, sink, kind of bias, kind of mask and dropout, each with each."""
+    sinks = ((), ("sink",)) if case.activation == "softmax" else ((),)
+    biases = ((), ("bias",), ("position_bias",), ("time_bias",))
+    masks = (((), (-FAR, FAR)), ((), (0, 2)), (("key_valid",), (0, FAR)), (("pair_mask",), (-FAR, FAR)))
+    return [
+        replace(case, score_cap=cap, parts=(*sink, *bias, *mask), dropout=dropped, window=window)
+        for cap, sink, bias, (mask, window), dropped in product((0.0, 0.7), sinks, biases, masks, (0.0, 0.3))
+    ]
+
+
+@EACH
+def test_every_combination(activation):
+    for case in combinations(replace(CAUSAL, activation=activation, seed=11)):
+        compare(case)
+
+
+@EACH
 @pytest.mark.parametrize("part", EVERYTHING)
 def test_each_part_alone(part, activation):
     compare(replace(CAUSAL, parts=(part,), activation=activation, seed=3))
     compare(replace(CAUSAL, parts=(part,), activation=activation, broadcast=(True,) * 4, one_head=True, seed=4))
 
 
-@BOTH
+@EACH
 def test_last_layer_asks_for_one_row_of_each_sequence(activation):
     last = torch.zeros(3, 6, dtype=torch.bool)
     last[0, 5] = last[2, 3] = True
@@ -212,6 +254,58 @@ def test_query_without_visible_key_is_zero_and_has_finite_gradients():
     result = attention(*a)
     assert (result == 0).all()
     assert all((g == 0).all() for g in torch.autograd.grad(result.sum(), leaves))
+
+
+def test_query_without_visible_key_gives_all_to_the_sink():
+    """Zero, as if the sink were a key whose value is zero; the sink moves nothing there, so its gradient is zero."""
+    a = replace(CAUSAL, parts=("sink", "key_valid")).inputs()
+    a, leaves = differentiable(a._replace(key_valid=torch.zeros(10, dtype=torch.bool)))
+    result, log_sum = ops.jagged_attention(*a)
+    assert (result == 0).all() and (log_sum == torch.inf).all()
+    assert all((g == 0).all() for g in torch.autograd.grad(result.sum(), leaves))
+
+
+def test_log_sum_holds_the_sink():
+    a = replace(CAUSAL, parts=("sink",), heads=1).inputs()
+    plain, wanted = ops.jagged_attention(*a._replace(sink=None))[1], ops.jagged_attention(*a)[1]
+    torch.testing.assert_close(wanted, torch.logaddexp(plain, a.sink))
+
+
+def test_a_sink_of_minus_infinity_is_none():
+    a, leaves = differentiable(replace(CAUSAL, parts=("sink",)).inputs())
+    a.sink.data.fill_(-torch.inf)
+    result = attention(*a)
+    assert torch.equal(result, attention(*a._replace(sink=None)))
+    *_, grad = torch.autograd.grad(result.sum(), leaves)
+    assert (grad == 0).all()
+
+
+def test_a_cap_far_above_scores_changes_nothing_and_one_below_bounds_them():
+    a = replace(CAUSAL, heads=1, activation="squared_relu", scale=50.0).inputs()
+    torch.testing.assert_close(attention(*a._replace(score_cap=1e9)), attention(*a))
+    ones = a._replace(value=torch.ones_like(a.value), score_cap=2.0)
+    assert attention(*ones).max() <= 5 * 2.0**2  # five keys, none with a score above the cap
+    assert attention(*ones._replace(score_cap=0.0)).max() > 5 * 2.0**2
+
+
+def test_a_bias_hides_a_pair_despite_the_cap():
+    """The cap is of products alone, as in Gemma 2: what a mask adds stays."""
+    a = replace(CAUSAL, score_cap=0.5).inputs()
+    hidden = torch.rand(1, 1, 5, 5, generator=torch.Generator().manual_seed(0)) < 0.5
+    hidden.diagonal(dim1=2, dim2=3).fill_(False)
+    filled = torch.zeros(1, 1, 5, 5).double().masked_fill(hidden, -1e9)
+    torch.testing.assert_close(attention(*a._replace(bias=filled)), attention(*a._replace(pair_mask=~hidden)))
+
+
+def test_calls_without_the_later_arguments_are_as_before():
+    a, leaves = differentiable(CAUSAL.inputs())
+    assert a.sink is None and a.score_cap == 0.0
+    found, wanted = attention(*a[:-2]), attention(*a)
+    assert torch.equal(found, wanted)
+    for x, y in zip(torch.autograd.grad(found.sum(), leaves), torch.autograd.grad(wanted.sum(), leaves), strict=True):
+        assert torch.equal(x, y)
+    by_name = attention(*a[:-2], sink=torch.zeros(2).double(), score_cap=1.5)
+    assert torch.equal(by_name, attention(*a._replace(sink=torch.zeros(2).double(), score_cap=1.5)))
 
 
 def test_bias_of_minus_infinity_hides_a_pair():
@@ -235,7 +329,7 @@ def test_a_time_gap_on_a_bound_falls_behind_it():
 
 
 def test_rows_behind_the_last_offset_belong_to_nobody():
-    a = CAUSAL.inputs()
+    a = with_sink(CAUSAL).inputs()
     more = a._replace(
         **{n: torch.cat([getattr(a, n), getattr(a, n)[:2]]) for n in ("query", "key", "value")},
         query_columns=torch.cat([a.query_columns, torch.zeros(2, dtype=torch.int64)]),
@@ -245,30 +339,35 @@ def test_rows_behind_the_last_offset_belong_to_nobody():
     result = attention(*more)
     torch.testing.assert_close(result[:-2], attention(*a))
     assert (result[-2:] == 0).all()
-    assert all((g[-2:] == 0).all() for g in torch.autograd.grad(result.sum(), leaves))
+    *rows, sink = torch.autograd.grad(result.sum(), leaves)
+    assert all((g[-2:] == 0).all() for g in rows)
+    alone, own = differentiable(a)
+    torch.testing.assert_close(sink, torch.autograd.grad(attention(*alone).sum(), own)[-1])
 
 
 # --- derivatives ----------------------------------------------------------------------------------
 
 
-@BOTH
-def test_gradcheck(activation):
+@EACH
+@pytest.mark.parametrize("capped", [False, True])
+def test_gradcheck(activation, capped):
     case = replace(FULL, queries=ragged([2, 3], 3), keys=ragged([3, 2], 3), activation=activation, dropout=0.3, seed=5)
-    a, _ = differentiable(case.inputs())
+    a, given = differentiable((with_sink(case) if capped else case).inputs())
+    names = [name for name in DIFFERENTIABLE if getattr(a, name) is not None]
 
     def call(*leaves):
-        return attention(*a._replace(**dict(zip(DIFFERENTIABLE, leaves, strict=True))))
+        return attention(*a._replace(**dict(zip(names, leaves, strict=True))))
 
-    assert torch.autograd.gradcheck(call, [getattr(a, n) for n in DIFFERENTIABLE])
+    assert torch.autograd.gradcheck(call, given)
 
 
 def test_gradients_nobody_wants_are_not_computed():
     a = FULL.inputs()
     a = a._replace(query=a.query.requires_grad_())
     grad = torch.ones(a.query.shape[0], 4, 2).double()
-    wanted = [True, False, False, False, False, False]
+    wanted = [True, *[False] * 6]
     found = ops.jagged_attention_backward(grad, *ops.jagged_attention(*a), *a, wanted)
-    assert [x.numel() for x in found] == [a.query.numel(), 0, 0, 0, 0, 0]
+    assert [x.numel() for x in found] == [a.query.numel(), *[0] * 6]
     assert torch.equal(torch.autograd.grad(attention(*a), a.query, grad)[0], found[0])
 
 
@@ -282,20 +381,21 @@ def test_second_derivatives_are_refused():
 # --- dtypes, modes and empty inputs ---------------------------------------------------------------
 
 
-@BOTH
+@EACH
+@pytest.mark.parametrize("capped", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_low_precision_rounds_only_at_the_end(dtype, activation):
+def test_low_precision_rounds_only_at_the_end(dtype, activation, capped):
     lengths = ragged([40, 0, 7, 33], 40)
     case = replace(FULL, queries=lengths, keys=lengths, broadcast=(True,) * 4, dtype=dtype, activation=activation)
-    a, leaves = differentiable(case.inputs())
-    wide = a._replace(**{n: getattr(a, n).detach().double() for n in DIFFERENTIABLE})
+    a, leaves = differentiable((with_sink(case) if capped else case).inputs())
+    wide = a._replace(**{n: x.detach().double() for n in DIFFERENTIABLE if (x := getattr(a, n)) is not None})
     wide, wide_leaves = differentiable(wide)
     found, wanted = attention(*a), attention(*wide)
     assert found.dtype == dtype
     close = partial(torch.testing.assert_close, rtol=0.51 * torch.finfo(dtype).eps, atol=SUMS)
     close(found.double(), wanted)
     grads = torch.autograd.grad(found.sum(), leaves)
-    assert [g.dtype for g in grads] == [dtype] * 6
+    assert [g.dtype for g in grads] == [dtype] * len(leaves)
     wanted_grads = torch.autograd.grad(wanted.sum(), wide_leaves)
     if activation == "softmax":  # its backward starts from the result, which has been rounded
         eps = torch.finfo(dtype).eps
@@ -310,11 +410,12 @@ def test_bias_keeps_a_dtype_of_its_own():
     assert [g.dtype for g in grads] == [x.dtype for x in leaves]
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("lengths", [([], []), ([0, 0], [0, 0]), ([2, 0], [0, 0]), ([0, 0], [1, 2])])
 def test_without_rows(lengths, activation):
     queries, keys = (torch.zeros(len(x), 3, dtype=torch.bool) if not sum(x) else ragged(x, 3) for x in lengths)
-    a, leaves = differentiable(Case(queries, keys, parts=EVERYTHING, activation=activation, dropout=0.5).inputs())
+    case = with_sink(Case(queries, keys, parts=EVERYTHING, activation=activation, dropout=0.5))
+    a, leaves = differentiable(case.inputs())
     result = attention(*a)
     assert result.shape == (sum(lengths[0]), 2, 2) and (result == 0).all()
     grads = torch.autograd.grad(result.sum(), leaves)
@@ -332,9 +433,9 @@ def test_modes_without_gradients():
     assert torch.equal(wanted, plain) and torch.equal(wanted, inference)
 
 
-@BOTH
+@EACH
 def test_autocast_does_not_reach_inside(activation):
-    a, leaves = differentiable(replace(FULL, dtype=torch.float32, activation=activation).inputs())
+    a, leaves = differentiable(with_sink(replace(FULL, dtype=torch.float32, activation=activation)).inputs())
     wanted = attention(*a)
     wanted_grads = torch.autograd.grad(wanted.sum(), leaves)
     with torch.autocast("cpu", torch.bfloat16):
@@ -359,11 +460,11 @@ def test_strided_inputs_and_the_same_result_twice():
 # --- compilers ------------------------------------------------------------------------------------
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("parts", [(), EVERYTHING])
 def test_opcheck(parts, activation):
     case = replace(FULL, parts=parts, activation=activation, dropout=0.2 if parts else 0.0)
-    a, _ = differentiable(case.inputs())
+    a, _ = differentiable((with_sink(case) if parts else case).inputs())
     torch.library.opcheck(ops.jagged_attention.default, tuple(a))
     grad = torch.randn(a.query.shape[0], 4, 2).double()
     plain = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in a)
@@ -372,8 +473,9 @@ def test_opcheck(parts, activation):
     torch.library.opcheck(ops.jagged_attention_backward.default, (grad, *pair, *plain, wanted))
 
 
-def test_aot_autograd_takes_a_backward_of_its_own():
-    a, leaves = differentiable(FULL.inputs())
+@pytest.mark.parametrize("case", [FULL, with_sink(FULL)], ids=["plain", "sink"])
+def test_aot_autograd_takes_a_backward_of_its_own(case):
+    a, leaves = differentiable(case.inputs())
     seen = []
 
     def compiler(module, inputs):
@@ -418,7 +520,7 @@ def test_unbacked_sizes_are_not_guarded_on():
         result = attention(*b)
         return torch.autograd.grad(result.sum(), [query, key, value, bias, position_bias, time_bias])
 
-    leaves = [getattr(a, n).requires_grad_() for n in DIFFERENTIABLE]
+    leaves = [getattr(a, n).requires_grad_() for n in DIFFERENTIABLE if n != "sink"]
     masks = torch.ones(a.query.shape[0], dtype=torch.bool), torch.ones(a.key.shape[0], dtype=torch.bool)
     module = _torch.make_fx(step, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*masks, *leaves)
     (node,) = module.graph.find_nodes(op="call_function", target=ops.jagged_attention.default)
@@ -464,7 +566,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@BOTH
+@EACH
 def test_no_tensor_is_larger_than_one_sequence(activation):
     from turbogr_compile.kernels.jagged_attention import attention, attention_backward
 
@@ -472,11 +574,11 @@ def test_no_tensor_is_larger_than_one_sequence(activation):
     mask = torch.ones(sequences, length, dtype=torch.bool)
     parts = ("key_valid", "position_bias", "time_bias")
     case = Case(mask, mask, heads=2, parts=parts, activation=activation, dropout=0.1, window=(0, FAR))
-    a = case.inputs()
+    a = with_sink(case).inputs()
     grad = torch.ones(sequences * length, 2, 2).double()
     with Largest() as largest:
         pair = attention(*a)
-        attention_backward(grad, *pair, *a, [x in ("query", "key", "value", *parts) for x in DIFFERENTIABLE])
+        attention_backward(grad, *pair, *a, [getattr(a, x) is not None for x in DIFFERENTIABLE])
     assert largest.bytes == 2 * length * length * 8
 
 
@@ -503,6 +605,13 @@ WRONG = {
     "time_bias entries": dict(time_bias=torch.ones(1, 3)),
     "seed float": dict(dropout_seed=torch.ones(1)),
     "two seeds": dict(dropout_seed=torch.ones(2, dtype=torch.int64)),
+    "sink dims": dict(sink=torch.zeros(4, 1)),
+    "sink heads": dict(sink=torch.zeros(3)),
+    "sink integers": dict(sink=torch.zeros(4, dtype=torch.int64)),
+    "sink of silu": dict(sink=torch.zeros(4), activation="silu"),
+    "cap below zero": dict(score_cap=-1.0),
+    "cap infinite": dict(score_cap=float("inf")),
+    "cap not a number": dict(score_cap=float("nan")),
     "activation": dict(activation="relu"),
     "dropout": dict(dropout=1.5),
 }

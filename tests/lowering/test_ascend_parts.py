@@ -140,19 +140,25 @@ def called(op, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "masked", "reason"),
+    ("dtype", "width", "masked", "asked", "reason"),
     [
-        (torch.float32, 32, 0, ""),
-        (torch.float32, 32, 3, ""),
-        (torch.float64, 32, 0, "takes no torch.float64 for query"),
-        (torch.float32, 1024, 0, "heads of up to 512, and query has 1024"),
-        (torch.float32, 32, 1, "2 to 2048 key columns, and pair_mask has 1"),
+        (torch.float32, 32, 0, ("silu",), ""),
+        (torch.float32, 32, 3, ("silu",), ""),
+        (torch.float32, 32, 0, ("softmax", None, 0.0), ""),
+        (torch.float64, 32, 0, ("silu",), "takes no torch.float64 for query"),
+        (torch.float32, 1024, 0, ("silu",), "heads of up to 512, and query has 1024"),
+        (torch.float32, 32, 1, ("silu",), "2 to 2048 key columns, and pair_mask has 1"),
+        (torch.float32, 32, 0, ("sigmoid",), "has no sigmoid"),
+        (torch.float32, 32, 0, ("squared_relu",), "has no squared_relu"),
+        (torch.float32, 32, 0, ("softmax", torch.zeros(2)), "has no sink"),
+        (torch.float32, 32, 0, ("silu", None, 30.0), "has no score_cap"),
     ],
 )
-def test_what_a_kernel_does_not_take_is_known_before_the_graph_is_converted(dtype, width, masked, reason: str):
+def test_what_a_kernel_does_not_take_is_known_before_the_graph_is_converted(dtype, width, masked, asked, reason: str):
     x, offsets, columns = torch.ones(3, 2, width, dtype=dtype), torch.tensor([0, 3]), torch.arange(3)
     mask = torch.ones(1, 1, 3, masked, dtype=torch.bool) if masked else None
-    rest = (None, mask, *[None] * 6, torch.tensor([7]), "silu", 1.0, 1.0, 0, 10, 0.5)
+    activation, *later = asked
+    rest = (None, mask, *[None] * 6, torch.tensor([7]), activation, 1.0, 1.0, 0, 10, 0.5, *later)
     node = called(torch.ops.turbogr.jagged_attention.default, x, x, x, offsets, offsets, columns, columns, *rest)
     found = coverage._by_declaration(node)
     assert found == "" if not reason else reason in found

@@ -198,6 +198,44 @@ def test_an_op_without_a_converter_stays_out_and_is_named(caplog: pytest.LogCapt
     assert any("test_ascend_sim.py" in r.message for r in caplog.records)
 
 
+class Capped(nn.Module):
+    """One attention of turbogr's over two sequences, as its arguments ask for it."""
+
+    def __init__(self, activation: str, sink: bool, cap: float) -> None:
+        super().__init__()
+        self.inner, self.activation, self.cap = nn.Linear(16, 48), activation, cap
+        self.sink = nn.Parameter(torch.tensor([0.3, -0.4])) if sink else None
+
+    def forward(self, x: Tensor, offsets: Tensor, columns: Tensor) -> Tensor:
+        q, k, v = self.inner(x).view(-1, 3, 2, 8).unbind(1)
+        rows = (offsets, offsets, columns, columns, *[None] * 9)
+        attributes = (self.activation, 1.0, 0.5, 0, 100, 0.0)
+        return torch.ops.turbogr.jagged_attention(q, k, v, *rows, *attributes, self.sink, self.cap)[0].square().mean()
+
+
+@needs_torchair
+@pytest.mark.parametrize(
+    ("activation", "sink", "cap", "absent"),
+    [("softmax", True, 0.0, "sink"), ("silu", False, 0.7, "score_cap"), ("sigmoid", False, 0.0, "sigmoid"),
+     ("squared_relu", False, 0.0, "squared_relu"), ("softmax", False, 0.0, "")],
+)  # fmt: skip
+def test_attention_that_the_kernel_lacks_runs_by_reference_and_is_named(
+    caplog: pytest.LogCaptureFixture, activation: str, sink: bool, cap: float, absent: str
+):
+    torch.manual_seed(0)
+    model = Capped(activation, sink, cap)
+    given = torch.randn(9, 16), torch.tensor([0, 5, 9]), torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3])
+    with reports() as launched:
+        assert_same_step(model, compiled(model), given)
+    said = [r.message for r in caplog.records if "outside of GE graphs" in r.message]
+    if absent:
+        assert not launched
+        for op in ("turbogr.jagged_attention.default", "turbogr.jagged_attention_backward.default"):
+            assert any(op in text and f"its AscendC kernel has no {absent}" in text for text in said)
+    else:
+        assert [r.op for r in launched] == ["jagged_attention", "jagged_attention_backward"] and not said
+
+
 def gate(x: Tensor, weight: Tensor) -> Tensor:
     """A piece of a transposed tensor, transposed and viewed: the chain in which torchair loses a transpose."""
     heads = (x @ weight).view(2, 6, 4, 2, 4).permute(0, 2, 3, 1, 4)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turbogr_compile.kernels import jagged_attention as kernel
+from turbogr_compile.kernels import attention_reference as kernel
 from turbogr_compile.kernels.twin import attention
 
 F16, BF16, F32, I32, I64 = torch.float16, torch.bfloat16, torch.float32, torch.int32, torch.int64
@@ -116,7 +116,7 @@ class Sizes:
     def __init__(self, a: kernel.Inputs, grad: Tensor | None = None) -> None:
         self.a = a = wide(a)
         self.result = a.query.new_zeros(*a.query.shape[:2], a.value.shape[2])
-        self.grads = kernel.Gradients(a, [True] * 6)
+        self.grads = kernel.Gradients(a, [True] * 7)
         for part in kernel._sequences(a):
             self.add(part, None if grad is None else grad.double())
 
@@ -143,9 +143,9 @@ class Sizes:
 
     def weights(self, part: Any) -> Tensor:
         if self.a.activation == "softmax":
-            return kernel._softmax(part.scores(), part.hidden())[0]
+            return kernel._softmax(part)[0]
         # Where silu is next to nothing, the score it comes from still has its rounding error.
-        return kernel._silu(part.scores(), part.hidden())
+        return kernel.POINTWISE["silu"].weights(part.scores(), part.hidden())
 
 
 def near(found: Tensor, exact: Tensor, size: Tensor, dtype: torch.dtype) -> None:
@@ -167,7 +167,7 @@ def check_forward(case: Case, cores: int = 2) -> tuple[Tensor, Tensor]:
 
 
 def run_backward(
-    case: Case, cores: int = 2, wanted: tuple[bool, ...] = (True,) * 6, **options: Any
+    case: Case, cores: int = 2, wanted: tuple[bool, ...] = (True,) * 7, **options: Any
 ) -> tuple[Tensor, ...]:
     a = case.inputs()
     result, log_sum = kernel.attention(*wide(a))
@@ -177,7 +177,7 @@ def run_backward(
     )
 
 
-def check_backward(case: Case, cores: int = 2, wanted: tuple[bool, ...] = (True,) * 6, **options: Any) -> None:
+def check_backward(case: Case, cores: int = 2, wanted: tuple[bool, ...] = (True,) * 7, **options: Any) -> None:
     a, grad = case.inputs(), case.grad()
     found = run_backward(case, cores, wanted, **options)
     exact = kernel.attention_backward(grad.double(), *kernel.attention(*wide(a)), *wide(a), list(wanted))

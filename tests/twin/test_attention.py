@@ -193,6 +193,37 @@ def test_gradients_go_through_the_kernels(activation):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"activation": "softmax", "sink": torch.tensor([0.5])},
+        {"score_cap": 0.5},
+        {"activation": "sigmoid"},
+        {"activation": "squared_relu"},
+    ],
+    ids=["sink", "cap", "sigmoid", "squared_relu"],
+)
+def test_what_the_kernel_does_not_have_runs_by_reference(asked):
+    """With a warning that names it; the kernel itself refuses, in Python and in its tiling function."""
+    a = Case((40, 0, 17), heads=1, groups=1, dtype=F32, activation="silu").inputs()._replace(**asked)
+
+    def run() -> list[Any]:
+        query = a.query.clone().requires_grad_()
+        result, log_sum = ops.jagged_attention(*a._replace(query=query))
+        result.square().sum().backward()
+        return [result, log_sum, query.grad]
+
+    (absent,) = {"sink", "score_cap", "sigmoid", "squared_relu"} & {*asked, asked.get("activation")}
+    with device(cores=4) as twin, pytest.warns(UserWarning, match=f"which has no {absent}"):
+        found = run()
+    assert twin.ran == [] and twin.left == ["jagged_attention", "jagged_attention_backward"]
+    assert all(torch.equal(x, y) for x, y in zip(found, run(), strict=True))
+    with pytest.raises(NotImplementedError, match=f"has no {absent}"):
+        attention.jagged_attention(*a)
+    problem = attention._problem(a, torch.int64, 4)
+    assert not attention._fits("jagged_attention", {"QUERY": F32, "QUERY_OFFSETS": torch.int64}, problem)
+
+
 def test_sizes_that_do_not_fit_are_refused():
     a = Case((5,), heads=1).inputs()
     with pytest.raises(NotImplementedError, match="sizes"):

@@ -93,7 +93,7 @@ def test_keys_that_nobody_asks(activation):
 @pytest.mark.parametrize("place", range(6))
 def test_only_what_is_wanted(place):
     case = Case((60, 9), bias="hqk", position=2, time=2, depth=16, value_depth=32)
-    wanted = tuple(i == place for i in range(6))
+    wanted = tuple(i == place for i in range(7))
     check_backward(case, wanted=wanted, deterministic=False)
     assert [grad.numel() > 0 for grad in run_backward(case, wanted=wanted, deterministic=False)] == list(wanted)
 

@@ -25,9 +25,11 @@ inline std::vector<ge::Format> AttentionFormats() { return std::vector<ge::Forma
 // Places of inputs behind the first one that forward and backward share, and of attributes.
 enum AttentionInput : size_t {
   kQuery, kKey, kValue, kQueryOffsets, kKeyOffsets, kQueryColumns, kKeyColumns, kKeyValid, kPairMask, kBias,
-  kPositionBias, kTimeBias, kTimeBounds, kQueryTimes, kKeyTimes, kDropoutSeed
+  kPositionBias, kTimeBias, kTimeBounds, kQueryTimes, kKeyTimes, kDropoutSeed, kSink
 };
-enum AttentionAttribute : size_t { kActivation, kScale, kPostScale, kMinDistance, kMaxDistance, kDropout, kWanted };
+enum AttentionAttribute : size_t {
+  kActivation, kScale, kPostScale, kMinDistance, kMaxDistance, kDropout, kScoreCap, kWanted
+};
 
 inline const gert::Shape* Given(const gert::TilingContext* context, size_t input) {
   const auto* shape = context->GetOptionalInputShape(input);
@@ -58,6 +60,8 @@ inline void SetProblem(const gert::TilingContext* context, size_t first, Attenti
   p->bias = SizesOf(Given(context, first + kBias));
   p->mask = SizesOf(Given(context, first + kPairMask));
   p->hasSeed = Given(context, first + kDropoutSeed) != nullptr;
+  const bool sink = Given(context, first + kSink) != nullptr;
+  p->lacking = *Lacking(attributes->GetStr(kActivation), sink, *attributes->GetFloat(kScoreCap)) != '\0';
   const gert::Shape* position = Given(context, first + kPositionBias);
   p->positionEntries = position == nullptr ? 0 : position->GetDim(1);
   p->positionHeads = position == nullptr ? 0 : position->GetDim(0);

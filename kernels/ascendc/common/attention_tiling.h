@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 
 #include "attention_shape.h"
 #include "cube_tiling.h"
@@ -28,9 +29,17 @@ struct AttentionProblem {
   int64_t gradSequences, gradHeads;  // of the gradient of bias, where it is wanted
   int64_t hasSeed;                   // whether there is dropout_seed: nothing is dropped without
   int64_t wanted, deterministic;     // gradients, for the backward
+  int64_t lacking;                   // whether the call asks for what the kernels do not have: see Lacking
   int64_t cores;                     // vector cores
   double scale, postScale, dropout;
 };
+
+// What a call asks for and the kernels do not have; empty where they have all. kernels/ascendc/limits.py says the same.
+inline const char* Lacking(const char* activation, bool sink, double scoreCap) {
+  if (std::strcmp(activation, "softmax") != 0 && std::strcmp(activation, "silu") != 0) return activation;
+  if (sink) return "sink";
+  return scoreCap != 0.0 ? "score_cap" : "";
+}
 
 inline int32_t Clamped(int64_t value, int64_t limit) {
   return static_cast<int32_t>(value < -limit ? -limit : value > limit ? limit : value);
@@ -130,7 +139,7 @@ inline bool Possible(const AttentionProblem& p) {
   const bool pitches = p.heads * p.depth <= kLargestPitch && p.heads * p.valueDepth <= kLargestPitch;
   const bool widths = p.depth <= 512 && p.valueDepth <= 512;
   const bool tables = p.bias.keys <= kMostPairColumns && p.mask.keys <= kMostPairColumns;
-  return sizes && pitches && widths && tables && p.cores > 0;
+  return sizes && pitches && widths && tables && p.lacking == 0 && p.cores > 0;
 }
 
 }  // namespace turbogr

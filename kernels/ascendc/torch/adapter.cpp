@@ -391,6 +391,8 @@ struct Attention {
   double scale, post_scale;
   int64_t min_distance, max_distance;
   double dropout;
+  Optional sink;
+  double score_cap;
 
   bool softmax() const { return activation == "softmax"; }
 
@@ -400,7 +402,10 @@ struct Attention {
     require(key.size(2) == query.size(2) && value.size(0) == key.size(0) && value.size(1) == key.size(1),
             "jagged_attention: sizes of key and value");
     require(key.size(1) > 0 && query.size(1) % key.size(1) == 0, "jagged_attention: heads of query and of key");
-    require(softmax() || activation == "silu", "jagged_attention: activation is softmax or silu");
+    require(softmax() || activation == "silu" || activation == "sigmoid" || activation == "squared_relu",
+            "jagged_attention: activation is softmax, silu, sigmoid or squared_relu");
+    require(is_vector(sink, query.size(1)) && (softmax() || !sink), "jagged_attention: a sink for each head of softmax");
+    require(score_cap >= 0 && std::isfinite(score_cap), "jagged_attention: score_cap is above 0, or 0 for none");
     require(query_offsets.dim() == 1 && query_offsets.size(0) > 0 && is_vector(key_offsets, query_offsets.size(0)),
             "jagged_attention: as many offsets of keys as of queries");
     require(is_vector(query_columns, query.size(0)) && is_vector(key_columns, key.size(0)) &&
@@ -462,6 +467,8 @@ struct Attention {
   template <typename Tiling>
   std::string refused(int64_t wanted) const {
     if (!computable(query)) return c10::toString(query.scalar_type());
+    const std::string lacking = turbogr::Lacking(activation.c_str(), sink.has_value(), score_cap);
+    if (!lacking.empty()) return lacking;
     // How many keys there are is known to the device alone.
     for (const Optional& x : {pair_mask, bias}) {
       if (x && x->size(3) <= 1) return "mask or bias that all keys share";
@@ -497,6 +504,7 @@ struct Attention {
     if (time_bounds) time_bounds = time_bounds->clamp(0, kNever).to(at::kInt).contiguous();
     if (query_times && key_times) make_times_relative();
     dropout_seed = plain(dropout_seed);
+    sink = cast(sink, at::kFloat);
   }
 
  private:
@@ -531,18 +539,19 @@ std::tuple<Tensor, Tensor> jagged_attention(
     Tensor query, Tensor key, Tensor value, Tensor query_offsets, Tensor key_offsets, Tensor query_columns,
     Tensor key_columns, Optional key_valid, Optional pair_mask, Optional bias, Optional position_bias,
     Optional time_bias, Optional time_bounds, Optional query_times, Optional key_times, Optional dropout_seed,
-    std::string kind, double scale, double post_scale, int64_t min_distance, int64_t max_distance, double dropout) {
+    std::string kind, double scale, double post_scale, int64_t min_distance, int64_t max_distance, double dropout,
+    Optional sink, double score_cap) {
   const c10::OptionalDeviceGuard guard(device_of(query));
   Attention a = {query, key, value, query_offsets, key_offsets, query_columns, key_columns, key_valid, pair_mask, bias,
                  position_bias, time_bias, time_bounds, query_times, key_times, dropout_seed, kind, scale,
-                 post_scale, min_distance, max_distance, dropout};
+                 post_scale, min_distance, max_distance, dropout, sink, score_cap};
   a.check();
   const std::string why = a.refused<turbogr::JaggedAttentionTiling>(0);
   if (!why.empty()) {
     return tensors_of<2>(reference("jagged_attention", why, query, key, value, query_offsets, key_offsets,
                                    query_columns, key_columns, key_valid, pair_mask, bias, position_bias, time_bias,
                                    time_bounds, query_times, key_times, dropout_seed, kind, scale, post_scale,
-                                   min_distance, max_distance, dropout));
+                                   min_distance, max_distance, dropout, sink, score_cap));
   }
   Tensor result = query.new_empty({query.size(0), query.size(1), value.size(2)});
   const std::vector<int64_t> sums = a.softmax() ? query.sizes().slice(0, 2).vec() : std::vector<int64_t>{0};
@@ -554,38 +563,39 @@ std::tuple<Tensor, Tensor> jagged_attention(
   char* activation = a.activation.data();
   EXEC_NPU_CMD_EXT(aclnnJaggedAttention, a.query, a.key, a.value, a.query_offsets, a.key_offsets, a.query_columns,
                    a.key_columns, a.key_valid, a.pair_mask, a.bias, a.position_bias, a.time_bias, a.time_bounds,
-                   a.query_times, a.key_times, a.dropout_seed, activation, a.scale, a.post_scale, a.min_distance,
-                   a.max_distance, a.dropout, result, log_sum);
+                   a.query_times, a.key_times, a.dropout_seed, a.sink, activation, a.scale, a.post_scale, a.min_distance,
+                   a.max_distance, a.dropout, a.score_cap, result, log_sum);
   return {result, log_sum};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> jagged_attention_backward(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> jagged_attention_backward(
     Tensor grad, Tensor result, Tensor log_sum, Tensor query, Tensor key, Tensor value, Tensor query_offsets,
     Tensor key_offsets, Tensor query_columns, Tensor key_columns, Optional key_valid, Optional pair_mask, Optional bias,
     Optional position_bias, Optional time_bias, Optional time_bounds, Optional query_times, Optional key_times,
     Optional dropout_seed, std::string kind, double scale, double post_scale, int64_t min_distance,
-    int64_t max_distance, double dropout, const c10::List<bool>& asked) {
+    int64_t max_distance, double dropout, Optional sink, double score_cap, const c10::List<bool>& asked) {
   const c10::OptionalDeviceGuard guard(device_of(query));
   Attention a = {query, key, value, query_offsets, key_offsets, query_columns, key_columns, key_valid, pair_mask, bias,
                  position_bias, time_bias, time_bounds, query_times, key_times, dropout_seed, kind, scale,
-                 post_scale, min_distance, max_distance, dropout};
+                 post_scale, min_distance, max_distance, dropout, sink, score_cap};
   int64_t wanted = mask_of(asked);
   a.check();
   require(grad.dim() == 3 && grad.size(0) == query.size(0) && grad.size(1) == query.size(1) &&
               grad.size(2) == value.size(2) && result.sizes() == grad.sizes() && grad.dtype() == query.dtype() &&
-              result.dtype() == query.dtype() && asked.size() == 6,
+              result.dtype() == query.dtype() && asked.size() == 7,
           "jagged_attention_backward: grad and result like the result");
   require(log_sum.numel() == (a.softmax() ? query.size(0) * query.size(1) : 0), "jagged_attention_backward: log_sum");
-  const Optional given[] = {query, key, value, bias, position_bias, time_bias};
-  for (int bit = 0; bit < 6; ++bit) {
+  const Optional given[] = {query, key, value, bias, position_bias, time_bias, sink};
+  for (int bit = 0; bit < 7; ++bit) {
     if (!given[bit]) wanted &= ~(int64_t{1} << bit);
   }
   const std::string why = a.refused<turbogr::JaggedAttentionBackwardTiling>(wanted);
   if (!why.empty()) {
-    return tensors_of<6>(reference("jagged_attention_backward", why, grad, result, log_sum, query, key, value,
+    return tensors_of<7>(reference("jagged_attention_backward", why, grad, result, log_sum, query, key, value,
                                    query_offsets, key_offsets, query_columns, key_columns, key_valid, pair_mask, bias,
                                    position_bias, time_bias, time_bounds, query_times, key_times, dropout_seed,
-                                   kind, scale, post_scale, min_distance, max_distance, dropout, asked));
+                                   kind, scale, post_scale, min_distance, max_distance, dropout, sink, score_cap,
+                                   asked));
   }
   const auto is_wanted = [&wanted](int bit) { return (wanted >> bit & 1) != 0; };
   const at::TensorOptions wide = query.options().dtype(at::kFloat);  // where biases add up
@@ -594,9 +604,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> jagged_attention_back
   };
   Tensor query_grad = room(query, wanted, 0), key_grad = room(key, wanted, 1), value_grad = room(value, wanted, 2);
   Tensor bias_grad = is_wanted(3) ? at::empty(a.sizes_of_bias_grad(), wide) : at::empty({0}, wide);
-  Tensor position_bias_grad = sum_room(4), time_bias_grad = sum_room(5);
+  Tensor position_bias_grad = sum_room(4), time_bias_grad = sum_room(5), sink_grad = sum_room(6);
   if (query.numel() == 0 || key.numel() == 0) {  // nobody sees anything
-    for (Tensor* x : {&query_grad, &key_grad, &value_grad, &bias_grad, &position_bias_grad, &time_bias_grad}) {
+    for (Tensor* x :
+         {&query_grad, &key_grad, &value_grad, &bias_grad, &position_bias_grad, &time_bias_grad, &sink_grad}) {
       x->zero_();
     }
   } else if (wanted != 0) {
@@ -607,16 +618,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> jagged_attention_back
     char* activation = a.activation.data();
     EXEC_NPU_CMD_EXT(aclnnJaggedAttentionBackward, grad, result, log_sum, a.query, a.key, a.value, a.query_offsets,
                      a.key_offsets, a.query_columns, a.key_columns, a.key_valid, a.pair_mask, a.bias, a.position_bias,
-                     a.time_bias, a.time_bounds, a.query_times, a.key_times, a.dropout_seed, activation, a.scale,
-                     a.post_scale, a.min_distance, a.max_distance, a.dropout, wanted, query_grad, key_grad, value_grad,
-                     bias_grad, position_bias_grad, time_bias_grad);
+                     a.time_bias, a.time_bounds, a.query_times, a.key_times, a.dropout_seed, a.sink, activation,
+                     a.scale, a.post_scale, a.min_distance, a.max_distance, a.dropout, a.score_cap, wanted, query_grad,
+                     key_grad, value_grad, bias_grad, position_bias_grad, time_bias_grad, sink_grad);
   }
   // A gradient in the shape and dtype of what it is of; a tensor without elements where nobody wants one.
   const auto narrow = [&](const Tensor& sum, int bit) {
     return is_wanted(bit) ? sum.sum_to_size(given[bit]->sizes()).to(given[bit]->scalar_type()) : query.new_empty({0});
   };
   return {query_grad, key_grad, value_grad, narrow(bias_grad, 3), narrow(position_bias_grad, 4),
-          narrow(time_bias_grad, 5)};
+          narrow(time_bias_grad, 5), narrow(sink_grad, 6)};
 }
 
 }  // namespace

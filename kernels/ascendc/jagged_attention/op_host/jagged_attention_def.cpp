@@ -53,6 +53,7 @@ class JaggedAttention : public OpDef {
     this->Input("query_times").ParamType(OPTIONAL).DataType(AttentionTimeTypes()).Format(AttentionFormats());
     this->Input("key_times").ParamType(OPTIONAL).DataType(AttentionTimeTypes()).Format(AttentionFormats());
     this->Input("dropout_seed").ParamType(OPTIONAL).DataType(AttentionSeedTypes()).Format(AttentionFormats());
+    this->Input("sink").ParamType(OPTIONAL).DataType(AttentionFloatTypes()).Format(AttentionFormats());
     this->Output("result").ParamType(REQUIRED).DataType(AttentionRowTypes()).Format(AttentionFormats());
     this->Output("log_sum").ParamType(REQUIRED).DataType(AttentionFloatTypes()).Format(AttentionFormats());
     this->Attr("activation").AttrType(REQUIRED).String();
@@ -61,6 +62,7 @@ class JaggedAttention : public OpDef {
     this->Attr("min_distance").AttrType(REQUIRED).Int();
     this->Attr("max_distance").AttrType(REQUIRED).Int();
     this->Attr("dropout").AttrType(REQUIRED).Float();
+    this->Attr("score_cap").AttrType(OPTIONAL).Float(0.0);
     this->SetInferShape(ge::JaggedAttentionInferShape);
     this->SetInferDataType(ge::JaggedAttentionInferDataType);
     this->AICore().SetTiling(optiling::JaggedAttentionTilingFunc);

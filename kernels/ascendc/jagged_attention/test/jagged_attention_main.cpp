@@ -5,8 +5,8 @@
 extern "C" __global__ __aicore__ void jagged_attention(
     GM_ADDR query, GM_ADDR key, GM_ADDR value, GM_ADDR query_offsets, GM_ADDR key_offsets, GM_ADDR query_columns,
     GM_ADDR key_columns, GM_ADDR key_valid, GM_ADDR pair_mask, GM_ADDR bias, GM_ADDR position_bias, GM_ADDR time_bias,
-    GM_ADDR time_bounds, GM_ADDR query_times, GM_ADDR key_times, GM_ADDR dropout_seed, GM_ADDR result, GM_ADDR log_sum,
-    GM_ADDR workspace, GM_ADDR tiling);
+    GM_ADDR time_bounds, GM_ADDR query_times, GM_ADDR key_times, GM_ADDR dropout_seed, GM_ADDR sink, GM_ADDR result,
+    GM_ADDR log_sum, GM_ADDR workspace, GM_ADDR tiling);
 
 extern "C" void tile_jagged_attention(const turbogr::JaggedAttentionProblem* problem,
                                       turbogr::JaggedAttentionTiling* tiling, turbogr::Launch* launch) {
@@ -16,5 +16,5 @@ extern "C" void tile_jagged_attention(const turbogr::JaggedAttentionProblem* pro
 extern "C" void run_jagged_attention(uint8_t** gm, uint8_t* workspace, uint8_t* tiling, uint32_t blocks) {
   AscendC::SetKernelMode(KernelMode::MIX_MODE);
   ICPU_RUN_KF(jagged_attention, blocks, gm[0], gm[1], gm[2], gm[3], gm[4], gm[5], gm[6], gm[7], gm[8], gm[9], gm[10],
-              gm[11], gm[12], gm[13], gm[14], gm[15], gm[16], gm[17], workspace, tiling);
+              gm[11], gm[12], gm[13], gm[14], gm[15], gm[16], gm[17], gm[18], workspace, tiling);
 }

@@ -21,11 +21,11 @@ static ge::graphStatus JaggedAttentionBackwardTilingFunc(gert::TilingContext* co
 namespace ge {
 
 // Inputs that have a gradient, in the order of the gradients.
-static constexpr size_t kGradientOf[] = {3, 4, 5, 12, 13, 14};
+static constexpr size_t kGradientOf[] = {3, 4, 5, 12, 13, 14, 19};
 
 static graphStatus JaggedAttentionBackwardInferShape(gert::InferShapeContext* context) {
-  const int64_t wanted = *context->GetAttrs()->GetInt(6);
-  for (size_t output = 0; output < 6; ++output) {
+  const int64_t wanted = *context->GetAttrs()->GetInt(turbogr::attention_host::kWanted);
+  for (size_t output = 0; output < 7; ++output) {
     const gert::Shape* input = context->GetOptionalInputShape(kGradientOf[output]);
     const bool given = input != nullptr && (wanted >> output & 1) != 0;
     *context->GetOutputShape(output) = given ? *input : gert::Shape({0});
@@ -34,7 +34,7 @@ static graphStatus JaggedAttentionBackwardInferShape(gert::InferShapeContext* co
 }
 
 static graphStatus JaggedAttentionBackwardInferDataType(gert::InferDataTypeContext* context) {
-  for (size_t output = 0; output < 6; ++output) {
+  for (size_t output = 0; output < 7; ++output) {
     context->SetOutputDataType(output, output < 3 ? context->GetInputDataType(0) : ge::DT_FLOAT);
   }
   return ge::GRAPH_SUCCESS;
@@ -67,18 +67,21 @@ class JaggedAttentionBackward : public OpDef {
     this->Input("query_times").ParamType(OPTIONAL).DataType(AttentionTimeTypes()).Format(AttentionFormats());
     this->Input("key_times").ParamType(OPTIONAL).DataType(AttentionTimeTypes()).Format(AttentionFormats());
     this->Input("dropout_seed").ParamType(OPTIONAL).DataType(AttentionSeedTypes()).Format(AttentionFormats());
+    this->Input("sink").ParamType(OPTIONAL).DataType(AttentionFloatTypes()).Format(AttentionFormats());
     this->Output("query_grad").ParamType(REQUIRED).DataType(AttentionRowTypes()).Format(AttentionFormats());
     this->Output("key_grad").ParamType(REQUIRED).DataType(AttentionRowTypes()).Format(AttentionFormats());
     this->Output("value_grad").ParamType(REQUIRED).DataType(AttentionRowTypes()).Format(AttentionFormats());
     this->Output("bias_grad").ParamType(REQUIRED).DataType(AttentionFloatTypes()).Format(AttentionFormats());
     this->Output("position_bias_grad").ParamType(REQUIRED).DataType(AttentionFloatTypes()).Format(AttentionFormats());
     this->Output("time_bias_grad").ParamType(REQUIRED).DataType(AttentionFloatTypes()).Format(AttentionFormats());
+    this->Output("sink_grad").ParamType(REQUIRED).DataType(AttentionFloatTypes()).Format(AttentionFormats());
     this->Attr("activation").AttrType(REQUIRED).String();
     this->Attr("scale").AttrType(REQUIRED).Float();
     this->Attr("post_scale").AttrType(REQUIRED).Float();
     this->Attr("min_distance").AttrType(REQUIRED).Int();
     this->Attr("max_distance").AttrType(REQUIRED).Int();
     this->Attr("dropout").AttrType(REQUIRED).Float();
+    this->Attr("score_cap").AttrType(OPTIONAL).Float(0.0);
     this->Attr("wanted").AttrType(REQUIRED).Int();
     this->SetInferShape(ge::JaggedAttentionBackwardInferShape);
     this->SetInferDataType(ge::JaggedAttentionBackwardInferDataType);
