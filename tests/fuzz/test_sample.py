@@ -15,8 +15,8 @@ from .judge import Verdict, judge
 from .program import Program
 
 KNOWN = Path(__file__).with_name("known.txt")
-SEEDS = range(80)
-EVERY = 7  # of the constructs of the vocabulary
+SEEDS = range(60)
+EVERY = 11  # of the constructs of the vocabulary
 
 
 def sample() -> Iterator[tuple[str, Program]]:
