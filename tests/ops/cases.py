@@ -30,7 +30,7 @@ MOST_ROWS = 600
 
 @dataclass(frozen=True)
 class Place:
-    """Where sequences and columns stand in a tensor: two dims, or one dim that is both ("flat", or "swap": columns first)."""
+    """Where sequences and columns stand in a tensor: two dims, or one that is both ("flat"; "swap": columns first)."""
 
     kind: str
     first: int

@@ -85,7 +85,7 @@ class Idiom:
         return Idiom(entry, entry.samples(entry.dtype)[int(number)], idiom, form)
 
     def op(self, x: torch.Tensor) -> torch.Tensor:
-        """The op with its other arguments as the sample has them; tensors of the input's shape become like the input."""
+        """The op with its other arguments as the sample has them; tensors of the input's shape become twos."""
         leaves = list(self.sample.leaves)
         shape = leaves[0].shape
         for i, leaf in self.sample.tensors():

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 import turbogr_compile
+from tests.fuzz.fast import Fast
+from tests.fuzz.judge import WRONG, compare, outcome, quiet, tolerance_of
 
-from ..fuzz.fast import Fast
-from ..fuzz.judge import WRONG, compare, outcome, quiet, tolerance_of
 from . import idioms
 from .cases import Case, Place, batches
 from .idioms import Idiom

@@ -99,12 +99,21 @@ def packs(fn: Fn, leaves: Sequence[Any], spec: Any, where: Mapping[int, int], ou
             return "another shape on fewer rows"
         if not _close(a, b):
             return "other values on fewer rows"
-    return "" if all(_close(a, b) for a, b in zip(slopes, others, strict=True)) else "other gradients on fewer rows"
+    # Zero times an infinite slope is not a number: that a row was left out for it is no fault.
+    known = [~a.isnan() for a in slopes]
+    same = all(_close(a[k], b[k]) for a, b, k in zip(slopes, others, known, strict=True))
+    return "" if same else "other gradients on fewer rows"
 
 
 def _step(
-    fn: Fn, leaves: Sequence[Any], spec: Any, where: Mapping[int, int], outs: Sequence[int], keep: torch.Tensor, few: bool
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
+    fn: Fn,
+    leaves: Sequence[Any],
+    spec: Any,
+    where: Mapping[int, int],
+    outs: Sequence[int],
+    keep: torch.Tensor,
+    few: bool,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Values on the kept rows, and gradients of all operands by them."""
     live = [leaf.detach().clone().requires_grad_() if _has_slope(leaf) else leaf for leaf in leaves]
     given = [x.index_select(where[i], keep) if few and i in where else x for i, x in enumerate(live)]

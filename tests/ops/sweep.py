@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from ..fuzz.judge import WRONG
+from tests.fuzz.judge import WRONG
+
 from .cases import TURNS, Case, Place, places
 from .idioms import IDIOMS, Idiom
 from .judge import judged
