@@ -9,7 +9,7 @@ from .judge import Verdict
 # The first that fits; texts are of a shrunk program, so that what is left in them matters.
 CLASSES: tuple[tuple[str, str], ...] = (
     ("slice-beyond-the-start", r"-\d\d:|:-\d\d"),
-    ("rounding-mode", r"rounding_mode|\) // |times.*//"),
+    ("rounding-mode", r"rounding_mode|detach\(\) // "),
     ("alpha", r"alpha="),
     ("softmax-dtype", r"softmax\([^)]*dtype="),
     ("byte-wraps", r"byte\(\)|masku - |uint8"),
@@ -36,8 +36,13 @@ CLASSES: tuple[tuple[str, str], ...] = (
 
 def classify(verdict: Verdict) -> str:
     """'different: rounding-mode'."""
-    text = verdict.program.body
+    text, kinds = verdict.program.body, verdict.program.kinds
     name = next((name for name, pattern in CLASSES if re.search(pattern, text)), "other")
-    if verdict.status == "raises" and "bad-id" in verdict.program.kinds and name not in ("time-out-of-range",):
-        name = "bad-id"
+    if verdict.status == "raises" and name != "time-out-of-range":
+        name = "bad-id" if "bad-id" in kinds else "domain"
+    elif verdict.status == "nan":  # why eager is not a number says more than what was done to it
+        spoiled = any(kind in ("nan-pads", "inf-pads") for kind in kinds)
+        name = "pads-not-finite" if spoiled else "masked-by-infinity" if "inf" in text or "log()" in text else name
+    elif verdict.status == "crash" and verdict.program.sizes.open:
+        name = "another-width"
     return f"{verdict.status}: {name}"

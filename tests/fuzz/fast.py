@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -85,7 +86,5 @@ def _fake(mode: FakeTensorMode, name: str, value: torch.Tensor, open_dims: tuple
     if not open_dims:
         return mode.from_tensor(value, static_shapes=True)
     dims = [DimDynamic.DUCK if d in open_dims else DimDynamic.STATIC for d in range(value.dim())]
-    context = StatelessSymbolicContext(dynamic_sizes=dims)
-    from torch._dynamo.source import ConstantSource
-
+    context: Any = StatelessSymbolicContext(dynamic_sizes=dims)
     return mode.from_tensor(value, symbolic_context=context, source=ConstantSource(name))

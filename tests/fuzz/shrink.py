@@ -138,9 +138,10 @@ def simpler(text: str) -> Iterator[str]:
             continue
         for part in _parts(node):
             found[_replaced(tree, node, part)] = None
-        for k in range(len(node.keywords) if isinstance(node, ast.Call) else 0):
-            call = ast.Call(node.func, node.args, node.keywords[:k] + node.keywords[k + 1 :])
-            found[_replaced(tree, node, call)] = None
+        if isinstance(node, ast.Call):
+            for k in range(len(node.keywords)):
+                call = ast.Call(node.func, node.args, node.keywords[:k] + node.keywords[k + 1 :])
+                found[_replaced(tree, node, call)] = None
     yield from sorted((f for f in found if f != text), key=len)
 
 

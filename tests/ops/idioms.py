@@ -82,6 +82,7 @@ class Idiom:
     def parse(text: str) -> Idiom:
         name, number, idiom, form = text.split("|")
         entry = entries()[name]
+        assert entry.dtype is not None
         return Idiom(entry, entry.samples(entry.dtype)[int(number)], idiom, form)
 
     def op(self, x: torch.Tensor) -> torch.Tensor:

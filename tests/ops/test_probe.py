@@ -16,7 +16,8 @@ TABLE, IDS = torch.rand(6, 5, dtype=torch.float64), torch.tensor([[1, 2, 1], [3,
 
 
 def asked(fn, *tensors):
-    return fn, *pytree.tree_flatten((*tensors, {}))
+    leaves, spec = pytree.tree_flatten((*tensors, {}))
+    return {"fn": fn, "leaves": leaves, "spec": spec}
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def asked(fn, *tensors):
 )
 def test_where_rows_come_out(fn, dim, expected):
     with quiet():
-        assert aligned(*asked(fn, X), leaf=0, dim=dim) == [expected]
+        assert aligned(**asked(fn, X), leaf=0, dim=dim) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -49,12 +50,12 @@ def test_where_rows_come_out(fn, dim, expected):
 )
 def test_the_op_on_some_rows_is_those_rows_of_the_op(fn, expected):
     with quiet():
-        assert packs(*asked(fn, X), where={0: 1}, outs=[1]) == expected
+        assert packs(**asked(fn, X), where={0: 1}, outs=[1]) == expected
 
 
 @pytest.mark.parametrize("by_frequency, expected", [(False, ""), (True, "other gradients on fewer rows")])
 def test_a_gradient_that_counts_rows_is_seen(by_frequency, expected):
     """Only the gradient of the table knows how often an id occurs among the rows."""
     with quiet():
-        fn, leaves, spec = asked(lambda i, t: F.embedding(i, t, scale_grad_by_freq=by_frequency), IDS, TABLE)
-        assert packs(fn, leaves, spec, where={0: 0}, outs=[0]) == expected
+        call = asked(lambda i, t: F.embedding(i, t, scale_grad_by_freq=by_frequency), IDS, TABLE)
+        assert packs(**call, where={0: 0}, outs=[0]) == expected

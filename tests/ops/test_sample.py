@@ -20,9 +20,9 @@ from .witness import studied
 KNOWN = Path(__file__).with_name("known.txt")
 # Ops whose arguments meanings, attention and emission fold away, or have in the past; and a few of everything else.
 RULED = (
-    "add", "sub", "rsub", "mul", "div.floor_rounding", "div.trunc_rounding", "softmax.with_dtype", "log_softmax", "clamp",
-    "where", "masked_fill", "cumsum", "index_select", "nn.functional.cross_entropy", "nn.functional.embedding", "maximum",
-    "sort",
+    "add", "sub", "rsub", "mul", "div.floor_rounding", "div.trunc_rounding", "softmax.with_dtype", "log_softmax",
+    "clamp", "where", "masked_fill", "cumsum", "index_select", "nn.functional.cross_entropy", "nn.functional.embedding",
+    "maximum", "sort",
 )  # fmt: skip
 PER = 2
 

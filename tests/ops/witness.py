@@ -52,6 +52,7 @@ def study(entry: Entry, sample: Sample) -> Iterator[dict[str, Any]]:
 
 
 def witness(said: Declarations, node: fx.Node, values: dict[fx.Node, Any]) -> Iterator[dict[str, Any]]:
+    assert callable(node.target)
     leaves, spec = pytree.tree_flatten((*node.args, dict(node.kwargs)))
     real = [values[leaf] if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
     size = sum(r.numel() for r in real if isinstance(r, torch.Tensor))
@@ -73,6 +74,7 @@ def witness(said: Declarations, node: fx.Node, values: dict[fx.Node, Any]) -> It
 def refuted(claim: Claim, real: Sequence[Any], spec: Any) -> str:
     """Why the claim is not true; '' where nothing speaks against it."""
     target = claim.node.target
+    assert callable(target)
     for leaf, dim in claim.operands:
         if real[leaf].shape[dim] < 2:
             continue
@@ -90,6 +92,7 @@ def refuted(claim: Claim, real: Sequence[Any], spec: Any) -> str:
 
 
 def _zero(node: fx.Node, real: Sequence[Any], spec: Any) -> str:
+    assert callable(node.target)
     zero = [torch.zeros_like(real[0]), *real[1:]]
     left = [y for y in call(node.target, zero, spec) if bool((y != 0).any())]
     return "zero does not stay zero" if left else ""
