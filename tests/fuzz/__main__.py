@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from . import work
-from .generate import generate, words
+from .generate import GENTLE, HOSTILE, generate, words
 from .program import Program
 from .report import Tally, run_all
 from .shrink import shrink
@@ -29,7 +29,8 @@ def swept(per: int, first: int, only: str) -> Iterator[tuple[str, Program]]:
             continue
         left = per
         for seed in range(first, first + 6 * per):
-            program = generate(seed, word)
+            # Alone among ordinary things every other time: what else is hostile may hide it.
+            program = generate(seed, word, hostility=GENTLE if seed % 2 == 0 else HOSTILE)
             if word in program.words and left:
                 left -= 1
                 yield f"{word} {seed}", program
@@ -71,7 +72,7 @@ def compare(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    program = generate(args.seed, args.word)
+    program = generate(args.seed, args.word, hostility=GENTLE if args.word and args.seed % 2 == 0 else HOSTILE)
     print((shrink(program) if args.small else program).script(f"seed {args.seed} {args.word}"))
     return 0
 

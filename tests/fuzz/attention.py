@@ -102,7 +102,7 @@ STEP = slot(
         "double-sum": "{s} + {s}.logsumexp(-1, keepdim=True)",
     },
 )
-HARMLESS = ("divide", "root", "times", "temperature", "relative", "alibi", "dense", "time", "add-per-key", "negative")
+HARMLESS = ("divide", "root", "times", "times", "root", "relative", "alibi", "dense", "time", "add-per-key")
 
 ACTIVATION = slot(
     "activation",

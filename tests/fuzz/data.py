@@ -107,7 +107,15 @@ KINDS: dict[str, Callable[[Sizes, torch.Generator], tuple[torch.Tensor, torch.Te
     "inf-pads": _left, "blind": _holes, "all-pairs": _left, "no-pairs": _right, "wide": _right, "narrow": _left,
     "bad-id": _right, "late": _left,
 }  # fmt: skip
-SANE = ("right", "right", "left", "holes", "one-each")  # of the first batch: every sequence has an item, mostly
+SANE = (
+    "right",
+    "right",
+    "right",
+    "right",
+    "left",
+    "holes",
+    "one-each",
+)  # of the first batch
 LATER = tuple(k for k in KINDS if k not in ("bad-id", "wide", "narrow"))
 OTHER_WIDTHS = {"wide": 3, "narrow": -2}  # only where N is open
 

@@ -13,8 +13,16 @@ SIZES = (
     (2, 4, 8, 1, 9, 3, 4), (1, 5, 4, 2, 9, 2, 3), (5, 1, 4, 2, 9, 1, 2), (3, 9, 4, 2, 9, 3, 5), (5, 4, 4, 1, 9, 5, 6), 
     (2, 2, 2, 1, 9, 2, 2), (9, 9, 4, 2, 9, 4, 9), (4, 8, 2, 2, 12, 3, 3),
 )  # fmt: skip
+HOSTILE, GENTLE = 0.5, 0.08  # share of what is unusual
 LONG = (2, 270, 2, 1, 9, 3, 4)  # more columns than narrow types count exactly
 NARROW = ("valid:bfloat16-arange", "valid:int8-arange", "seen:arange-bfloat16", "seen:arange-int8")
+ATTACKS = {
+    "pairs": ("blind", "no-pairs"),
+    "times": ("late",),
+    "cids": ("some-empty",),
+    "lens": ("empty",),
+    "ema": ("full",),
+}
 RETURNED = slot(
     "returned", {"nothing": (), "rows": ("x",), "zeroed": ("z",), "probabilities": ("p",), "logits": ("l",)}
 )
@@ -34,7 +42,7 @@ def words() -> list[str]:
     return [f"{s}:{name}" for s, names in VOCABULARY.items() for name in names]
 
 
-def generate(seed: int, force: str = "", loud: float = 1.0, hostility: float = 0.5) -> Program:
+def generate(seed: int, force: str = "", loud: float = 1.0, hostility: float = HOSTILE) -> Program:
     """The program of a seed; `force` is a word that it must contain."""
     chosen = Draw(seed, Sizes(), f"sizes {force}").random
     b, n, d, h, v, k, m = chosen.choice(SIZES) if chosen.random() < 0.75 else SIZES[chosen.randrange(2)]
@@ -98,9 +106,11 @@ def _outputs(g: Draw, x: str, v: str) -> tuple[str, ...]:
 
 
 def _kinds(g: Draw) -> tuple[str, ...]:
-    later = list(LATER)
+    """A sane batch first; then some of all kinds, and those that are about what the program reads."""
+    later, text = list(LATER), " ".join(line.text for line in g.lines)
     g.random.shuffle(later)
-    kinds = [g.one(*SANE), *later[:4]]
+    aimed = [kind for name, kinds in ATTACKS.items() if name in text for kind in kinds]
+    kinds = list(dict.fromkeys([g.one(*SANE), *later[:4], *aimed]))
     if g.sizes.open:
         kinds += OTHER_WIDTHS
     if g.hostile(0.2):

@@ -59,6 +59,7 @@ class Verdict:
     remarks: list[str] = field(default_factory=list)
     fallbacks: dict[str, int] = field(default_factory=dict)
     agreed: Counter[str] = field(default_factory=Counter)  # batches on which both raise, or neither gives a number
+    compiled: Any = None  # what was judged
     error: float = 0.0  # the largest difference, relative to what it is a difference of
 
     @property
@@ -231,7 +232,7 @@ def _judge_fast(
         compiled = Fast(fn, names, batches[0], open_dims=opened, **{"on_error": "fallback", **options})
     except Exception as error:
         return Verdict("crash", program, [f"compiling: {_said(error)}"])
-    verdict = Verdict("same", program)
+    verdict = Verdict("same", program, compiled=compiled)
     tolerance = tolerance_of(compiled.watch.computes_in)
     for number, (batch, wanted) in enumerate(zip(batches, expected, strict=True)):
         _note(verdict, number, *compare(wanted, outcome(compiled.run, names, batch), tolerance))

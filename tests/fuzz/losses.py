@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .draw import Draw, slot
+from .draw import Draw, outer, slot
 from .masks import number
 
 # A scalar from {x} (B, N, D) and {l} (B, N, V), its logits; {v} and {n} say which rows count.
@@ -106,6 +106,9 @@ OVER_ROWS = slot(
         "in-batch": "F.cross_entropy((({x} * {v}[..., None]).sum(1) @ F.embedding(label, E2).T), torch.arange(B))",
         "floor-mask": (
             "({l}.logsumexp(-1) * {v}.double().div(2, rounding_mode='floor')).sum() + ({x} * {v}[..., None]).sum()"
+        ),
+        "permuted-by-column": (
+            "((({x} + {P}[perm]) * {v}[..., None]).index_select(1, perm) @ Q * torch.arange(1, N + 1)[:, None]).sum()"
         ),
         "by-column": "({x} * torch.arange(1, N + 1)[:, None]).sum()",
         "alpha": "torch.add(({x} * {v}[..., None]).sum(), {l}.logsumexp(-1)[{v}].sum(), alpha=0.5)",
@@ -212,7 +215,7 @@ def over_rows(g: Draw, x: str, v: str) -> str:
     text = g.word("loss", OVER_ROWS, COMMON_LOSS, 0.5)
     n = number(g, v) if "{n}" in text else ""
     logits = g.let("l", f"{x} @ W") if "{l}" in text else ""
-    return g.let("loss", text.format(x=x, l=logits, v=v, n=n, pad=g.sizes.pad))
+    return g.let("loss", text.format(x=x, l=logits, v=v, n=n, pad=g.sizes.pad, P=outer(g.columns("P"))))
 
 
 def over_sequences(g: Draw, x: str, v: str) -> str:

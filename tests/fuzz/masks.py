@@ -209,7 +209,19 @@ HIDE = slot(
         "add-zeros": "{s} + torch.zeros({a}.shape).masked_fill(~{a}, {c})",
         "add-log": "{s} + {a}.double().log()",
         "add-log-eps": "{s} + torch.log({a}.double() + 1e-9)",
-        "add-byte": "{s} + ({a}.byte() - 1) * {small}",
+        "add-byte": "{s} + ({a}.byte() - 1) * -{small}",
+        "add-byte-minus": "{s} + ({a}.byte() - 1) * {small}",
+        "causal-then-pairs": "{s}.masked_fill(~{tri}, {c}).masked_fill(~pairs{wide}, {c}).masked_fill(~{a}, {c})",
+        "pairs-then-window": (
+            "{s}.masked_fill(~pairs{wide}, {c}).masked_fill(~{a}, {c})"
+            ".masked_fill((torch.arange(N)[:, None] - torch.arange(N)).abs() > 1, {c})"
+        ),
+        "pairs-added-causal": "{s} + (~pairs{wide}).double() * {small} + (~{tri}).double() * {small}",
+        "fill-then-negative": "{s}.masked_fill(~{a}, {c}) * -1",
+        "maximum-of-scores": "torch.maximum({s} + (~{a}).double() * {small}, {s} + (~{a2}).double() * {small})",
+        "add-bools": "{s} + ((~{a}).double() + (~{a2}).double()) * {small}",
+        "add-product": "{s} + (1 - {a}.double() * {a2}.double()) * {small}",
+        "factor": "({s} + (~{a}).double() * {small}) * torch.where({a}, 1.0, 0.0)",
         "add-long": "{s} + ({a}.long() - 1) * -{small}",
         "add-int-factor": "{s} + (~{a}).long() * -100000",
         "add-byte-factor": "{s} - ((~{a}).byte() * 250) * 1e7",
@@ -275,6 +287,11 @@ def hide(g: Draw, s: str, a: str, v: str, heads: bool) -> str:
     c = g.word("minus-infinity", NUMBERS, ("1e9", "1e9", "1e4", "inf", "lowest"), 0.4)
     a2 = seen(g, v, heads) if "{a2}" in text else ""
     n = number(g, a) if "{n}" in text else ""
-    made = text.format(s=s, a=outer(a), a2=outer(a2), n=n, c=c, small=g.one(*FINITE), wide="[:, None]" if heads else "",
-                       trif=outer(g.columns("trif", 2)))  # fmt: skip
+    given = {"s": s, "a": outer(a), "a2": outer(a2), "n": n, "c": c, "small": g.one(*FINITE)}
+    over = {
+        "wide": "[:, None]" if heads else "",
+        "tri": outer(g.columns("tri", 2)),
+        "trif": outer(g.columns("trif", 2)),
+    }
+    made = text.format(**given, **over)
     return g.let("s", made)

@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from .generate import generate, words
+from .generate import GENTLE, generate, words
 from .judge import WRONG, judge, quiet
 from .mutants import Mutant, mutants
 from .program import Program
@@ -32,7 +32,7 @@ def baseline(per: int, every: int) -> Baseline:
     found: Baseline = []
     for word in words()[::every]:
         for seed in range(per):
-            program = generate(seed, word)
+            program = generate(seed, word, hostility=GENTLE)
             verdict = judge(program)
             if verdict.status == "same" and verdict.packed:
                 found.append((program, verdict.status, verdict.packed))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from .generate import generate, words
+from .generate import GENTLE, generate, words
 from .judge import Verdict, judge
 from .program import Program
 
@@ -23,7 +23,7 @@ def sample() -> Iterator[tuple[str, Program]]:
     for seed in SEEDS:
         yield f"seed {seed}", generate(seed)
     for word in words()[::EVERY]:
-        yield word, generate(0, word)
+        yield word, generate(0, word, hostility=GENTLE)
 
 
 @lru_cache(maxsize=1)

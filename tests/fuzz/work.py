@@ -8,8 +8,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from .data import OF_COLUMNS
-from .fast import Fast
 from .judge import inputs, judge, quiet
 from .program import Program
 
@@ -45,10 +43,8 @@ def measure(program: Program) -> dict[str, Any]:
     if verdict.status == "invalid" or not verdict.packed:
         return entry
     with quiet():
-        fn, names = program.function(), program.arguments
-        opened = {n: d for n, d in OF_COLUMNS.items() if n in names} if program.sizes.open else {}
-        compiled = Fast(fn, names, inputs(program, 0), open_dims=opened)
-        pairs = [[_work(compiled.run, program, k), _work(fn, program, k)] for k in range(len(program.kinds))]
+        packed, eager = verdict.compiled.run, program.function()
+        pairs = [[_work(packed, program, k), _work(eager, program, k)] for k in range(len(program.kinds))]
     return {**entry, "work": {kind: pair for kind, pair in zip(program.kinds, pairs, strict=True) if None not in pair}}
 
 
