@@ -264,7 +264,7 @@ def confirm(program: Program, **options: Any) -> Verdict:
         fn, names = program.function(), program.arguments
         torch._dynamo.reset()
         gc.collect()
-        tolerance = tolerance_of(_computes_in(program, fn))
+        tolerance = tolerance_of(computes_in(fn, names, inputs(program, 0)))
         compiled = turbogr_compile.compile(fn, **{"target": "eager", **options})
         verdict = Verdict("same", program)
         for number in range(len(program.kinds)):
@@ -277,8 +277,9 @@ def confirm(program: Program, **options: Any) -> Verdict:
         return verdict
 
 
-def _computes_in(program: Program, fn: Run) -> set[torch.dtype]:
+def computes_in(fn: Run, names: Sequence[str], values: Sequence[torch.Tensor]) -> set[torch.dtype]:
+    """Narrow types that the program itself calculates with."""
     try:
-        return Fast(fn, program.arguments, inputs(program, 0)).watch.computes_in
+        return Fast(fn, names, values).watch.computes_in
     except Exception:
         return set()

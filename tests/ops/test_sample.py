@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tests.fuzz.judge import WRONG
 
 from .judge import judged
 from .samples import entries
-from .sweep import cases_of
+from .sweep import cases_of, sweep
 from .witness import studied
 
 KNOWN = Path(__file__).with_name("known.txt")
@@ -65,6 +66,21 @@ def test_declarations_are_true():
     found = [r for name in [*entries()][::14] if not name.startswith("nn:") for r in studied(entries()[name], 1)]
     assert sum("claim" in r for r in found) > 100
     assert not [r for r in found if r.get("false")]
+
+
+DIES = """
+import os, sys
+for name in sys.stdin.read().split():
+    print('{"begin": "%s"}' % name, flush=True)
+    if name == "b":
+        os.abort()
+    print('{"op": "%s", "case": "%s", "status": "same"}' % (name, name), flush=True)
+"""
+
+
+def test_an_op_that_kills_its_process_costs_itself_only():
+    found = sweep(["a", "b", "c"], [sys.executable, "-c", DIES])
+    assert [(r["op"], r["status"]) for r in found] == [("a", "same"), ("b", "killed"), ("c", "same")]
 
 
 if __name__ == "__main__":
