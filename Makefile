@@ -1,5 +1,6 @@
 # make demo       set up, train a small recommender by eager and by turbogr, write out/report/index.html
 # make test       set up and run the tests (make test-all: the slow ones too)
+# make fuzz       hostile generated programs against eager: N=1000 SEED=0 SECONDS=3600 (FUZZ=sweep: every construct)
 # make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers (needs g++)
 # make lint       style, the import contract and types
 # make count      how large each room is
@@ -11,7 +12,7 @@ TORCHAIR := $(CURDIR)/$(VENV)/torchair
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TURBOGR_TORCHAIR := $(TORCHAIR)
 
-.PHONY: demo test test-all sanitize lint count setup clean
+.PHONY: demo test test-all fuzz sanitize lint count setup clean
 
 demo: setup
 	$(BIN)/python examples/demo.py
@@ -22,6 +23,16 @@ test: setup $(TORCHAIR)/.ready
 
 test-all: setup $(TORCHAIR)/.ready
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# A line of JSON per run is added to out/fuzz.jsonl, scripts of failures go to out/fuzz/.
+N ?= 1000
+SEED ?= 0
+SECONDS ?= 86400
+FUZZ ?= run
+fuzz: setup
+	mkdir -p out
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(FUZZ) $(if $(filter run,$(FUZZ)),--n $(N)) --seed $(SEED) \
+	--seconds $(SECONDS) --json out/fuzz.jsonl --scripts out/fuzz
 
 # The sanitizer must be in the process before the kernels are, and libstdc++ with it, since Python does not bring one.
 # What torch and Python leave behind at exit is not ours to report. Tests of the build compile for themselves.

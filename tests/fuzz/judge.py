@@ -1,0 +1,285 @@
+"""A program in eager and by turbogr, batch by batch: loss, gradients of everything, padded outputs, buffers.
+
+Same means: close in float64 (looser where the program itself computes in a narrower type), not a number in the same
+places, or an error of the same type.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import turbogr_compile
+
+from . import data
+from .fast import Fast
+from .program import Program
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-5, torch.float16: 3e-2, torch.bfloat16: 2e-1}
+WRONG = ("crash", "different", "nan", "raises")  # the worst first
+ABSURD = 1e60  # numbers beyond are the lowest float with something multiplied to it: no digit of them means anything
+Run = Callable[..., Any]
+
+
+@dataclass
+class Outcome:
+    """What a step leaves behind, by name; or the error it raised."""
+
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    error: Exception | None = None
+
+    @property
+    def poisoned(self) -> bool:
+        return self.error is None and not bool(self.values["loss"].isfinite())
+
+
+@dataclass
+class Verdict:
+    """How turbogr did on a program.
+
+    status: same; wrong by degrees: crash, different, nan (eager alone is not a number somewhere), raises (eager alone
+    raises); pass-error (a pass was dropped; results are right), refused (no graph was captured); or invalid (eager
+    itself cannot run the first batch: nothing was asked).
+    """
+
+    status: str
+    program: Program
+    notes: list[str] = field(default_factory=list)
+    packed_calls: int = 0
+    calls: int = 0
+    kinds: dict[str, str] = field(default_factory=dict)  # of each batch: same, nan, raises, different
+    remarks: list[str] = field(default_factory=list)
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    agreed: Counter[str] = field(default_factory=Counter)  # batches on which both raise, or neither gives a number
+    compiled: Any = None  # what was judged
+    error: float = 0.0  # the largest difference, relative to what it is a difference of
+
+    @property
+    def packed(self) -> bool:
+        return self.packed_calls > 0
+
+    @property
+    def wrong(self) -> bool:
+        return self.status in WRONG
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """One thread, float64, no warnings; as it was afterwards."""
+    dtype, threads, off = torch.get_default_dtype(), torch.get_num_threads(), logging.root.manager.disable
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(threads)
+        logging.disable(off)
+
+
+def inputs(program: Program, number: int) -> list[torch.Tensor]:
+    """What the program is called with for its batch of this number."""
+    kind = program.kinds[number]
+    batch = data.make_batch(kind, program.seed * 31 + data.hash_of(kind), program.sizes)
+    return arguments(program.arguments, batch, program)
+
+
+def arguments(names: Sequence[str], batch: data.Batch, program: Program) -> list[torch.Tensor]:
+    found = []
+    for name in names:
+        if name in data.BATCH:
+            value = data.BATCH[name](batch)
+        else:
+            value = data.fixed(name, program.sizes, program.seed, program.loud)
+            if name == "ema" and batch.kind != program.kinds[0]:  # a running mean moves on
+                value = torch.randn(value.shape, generator=batch.noise(name), dtype=value.dtype)
+        found.append(value.requires_grad_() if name in data.PARAMETERS or name in data.WITH_GRADIENT else value)
+    return found
+
+
+def outcome(run: Run, names: Sequence[str], values: Sequence[torch.Tensor]) -> Outcome:
+    """One step on fresh copies: what it returns, gradients of all leaves, buffers afterwards."""
+    fresh = [v.detach().clone().requires_grad_(v.requires_grad) for v in values]
+    try:
+        result = run(*fresh)
+        results = list(result) if isinstance(result, tuple) else [result]
+        total = weighted(results)
+        leaves = {n: v for n, v in zip(names, fresh, strict=True) if v.requires_grad}
+        gradients: dict[str, Any] = dict.fromkeys(leaves)
+        if total.requires_grad and leaves:
+            found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+            gradients = dict(zip(leaves, found, strict=True))
+    except Exception as error:
+        return Outcome(error=error)
+    out = {"loss": results[0].detach()}
+    out |= {f"output {i}": r.detach() for i, r in enumerate(results[1:], 1)}
+    # No gradient and a zero gradient train alike.
+    out |= {f"gradient of {n}": torch.zeros_like(leaves[n]) if g is None else g for n, g in gradients.items()}
+    out |= {f"buffer {n}": v.detach() for n, v in zip(names, fresh, strict=True) if n in data.BUFFERS}
+    return Outcome(out)
+
+
+def weighted(results: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Loss and padded outputs as one number, so that gradients enter by all of them."""
+    total = results[0].sum()
+    for number, result in enumerate(results[1:]):
+        if result.is_floating_point() and result.requires_grad:
+            g = torch.Generator().manual_seed(number)
+            total = total + (result * torch.randn(result.shape, generator=g, dtype=torch.float64)).sum()
+    return total
+
+
+def compare(expected: Outcome, actual: Outcome, tolerance: float) -> tuple[str, str, float]:
+    """(verdict, what differs, by how much): same, nan, raises, crash or different."""
+    if expected.error is not None or actual.error is not None:
+        return *_compare_errors(expected.error, actual.error), 0.0
+    if expected.poisoned and actual.poisoned:
+        return "same", "neither is a number", 0.0
+    found = expected.values
+    scale = max((float(g.abs().max()) for n, g in found.items() if n.startswith("grad") and _finite(g)), default=0.0)
+    notes, verdict, worst = [], "same", 0.0
+    for name, a in found.items():
+        b = actual.values.get(name)
+        if b is None or a.shape != b.shape or a.dtype != b.dtype:
+            return "different", f"{name}: {_type(a)} became {_type(b)}", 1.0
+        kind, text, error = _compare_tensors(a, b, tolerance, scale)
+        if kind != "same":
+            worst = max(worst, error)
+            notes.append(f"{name}: {text}")
+            verdict = "different" if "different" in (kind, verdict) else kind
+    return verdict, "; ".join(notes[:4]), worst
+
+
+def _compare_errors(expected: Exception | None, actual: Exception | None) -> tuple[str, str]:
+    if type(expected) is type(actual):
+        return "same", "both raise"
+    if actual is None:
+        return "raises", f"eager raises {_said(expected)}, turbogr does not"
+    if expected is None:
+        return "crash", f"turbogr raises {_said(actual)}"
+    return "raises", f"eager raises {_said(expected)}, turbogr {_said(actual)}"
+
+
+def _compare_tensors(a: torch.Tensor, b: torch.Tensor, tolerance: float, scale: float) -> tuple[str, str, float]:
+    if not a.is_floating_point():
+        return ("same", "", 0.0) if a.equal(b) else ("different", "other values", 1.0)
+    a, b = a.double(), b.double()
+    if bool((a.isfinite() & (a.abs() > ABSURD)).any()) and bool((b.abs() > ABSURD).any()):
+        return "same", "", 0.0
+    both = a.isfinite() & b.isfinite()
+    own = float(a[both].abs().max()) if bool(both.any()) else 0.0
+    error = float((a - b)[both].abs().max()) if bool(both.any()) else 0.0
+    # A gradient that is all but zero has the rounding errors of the others; in a narrow type, all of them.
+    measure = max(own, (1e-3 if tolerance == TOLERANCE[torch.float64] else 1.0) * scale, 1e-4)
+    if error > tolerance * measure:
+        return "different", f"{error:.1e} off, of {own:.1e}", error / measure
+    if not bool((both | (a == b) | (a.isnan() & b.isnan())).all()):
+        more = "turbogr" if bool((a.isfinite() & ~b.isfinite()).any()) else "eager"
+        kind = "different" if more == "turbogr" else "nan"
+        return kind, f"not finite in {more} alone", 1.0
+    return "same", "", 0.0
+
+
+def _finite(x: torch.Tensor) -> bool:
+    return bool(x.isfinite().all())
+
+
+def _type(x: torch.Tensor | None) -> str:
+    return "nothing" if x is None else f"{str(x.dtype)[6:]}{list(x.shape)}"
+
+
+def _said(error: Exception | None) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
+
+
+def tolerance_of(computes_in: set[torch.dtype]) -> float:
+    return max(TOLERANCE[d] for d in {torch.float64, *computes_in})
+
+
+# --- the judgement ---------------------------------------------------------------------------------------
+
+
+def judge(program: Program, **options: Any) -> Verdict:
+    """Without Dynamo. A pass that fails is reported, and judged again without it."""
+    with quiet():
+        fn, names = program.function(), program.arguments
+        batches = [inputs(program, k) for k in range(len(program.kinds))]
+        expected = [outcome(fn, names, b) for b in batches]
+        if expected[0].error is not None:
+            return Verdict("invalid", program, [_said(expected[0].error)])
+        if expected[0].values["loss"].dim() or not expected[0].values["loss"].is_floating_point():
+            return Verdict("invalid", program, ["the loss is no number"])
+        return _judge_fast(program, fn, batches, expected, options)
+
+
+def _judge_fast(
+    program: Program, fn: Run, batches: list[list[torch.Tensor]], expected: list[Outcome], options: dict[str, Any]
+) -> Verdict:
+    names = program.arguments
+    opened = {n: d for n, d in data.OF_COLUMNS.items() if n in names} if program.sizes.open else {}
+    try:
+        compiled = Fast(fn, names, batches[0], open_dims=opened, **{"on_error": "fallback", **options})
+    except Exception as error:
+        return Verdict("crash", program, [f"compiling: {_said(error)}"])
+    verdict = Verdict("same", program, compiled=compiled)
+    tolerance = tolerance_of(compiled.watch.computes_in)
+    for number, (batch, wanted) in enumerate(zip(batches, expected, strict=True)):
+        _note(verdict, number, *compare(wanted, outcome(compiled.run, names, batch), tolerance))
+    verdict.calls = compiled.stats.calls
+    verdict.fallbacks = dict(compiled.stats.fallbacks)
+    verdict.packed_calls = verdict.calls - sum(verdict.fallbacks.values())
+    verdict.remarks = [f"{r.kind.value} [{r.id}] {r.text}" for r in compiled.watch.remarks]
+    if verdict.status == "same" and compiled.watch.failed_passes:
+        verdict.status, verdict.notes = "pass-error", compiled.watch.failed_passes[:2]
+    elif verdict.status == "same" and any("runs unmodified" in r for r in verdict.remarks):
+        verdict.status = "refused"
+    return verdict
+
+
+def _note(verdict: Verdict, number: int, kind: str, text: str, error: float) -> None:
+    verdict.error = max(verdict.error, error)
+    verdict.kinds[f"{number} {verdict.program.kinds[number]}"] = kind
+    if kind == "same":
+        verdict.agreed.update([text] if text else [])
+        return
+    verdict.notes.append(f"batch {number} ({verdict.program.kinds[number]}): {text}")
+    if verdict.status == "same" or WRONG.index(kind) < WRONG.index(verdict.status):
+        verdict.status = kind
+
+
+def confirm(program: Program, **options: Any) -> Verdict:
+    """Through `turbogr_compile.compile`, as a user would."""
+    with quiet():
+        fn, names = program.function(), program.arguments
+        torch._dynamo.reset()
+        gc.collect()
+        tolerance = tolerance_of(computes_in(fn, names, inputs(program, 0)))
+        compiled = turbogr_compile.compile(fn, **{"target": "eager", **options})
+        verdict = Verdict("same", program)
+        for number in range(len(program.kinds)):
+            batch = inputs(program, number)
+            _note(verdict, number, *compare(outcome(fn, names, batch), outcome(compiled, names, batch), tolerance))
+        verdict.calls = sum(s.calls for s in turbogr_compile.statistics())
+        verdict.packed_calls = verdict.calls - sum(sum(s.fallbacks.values()) for s in turbogr_compile.statistics())
+        del compiled
+        torch._dynamo.reset()
+        return verdict
+
+
+def computes_in(fn: Run, names: Sequence[str], values: Sequence[torch.Tensor]) -> set[torch.dtype]:
+    """Narrow types that the program itself calculates with."""
+    try:
+        return Fast(fn, names, values).watch.computes_in
+    except Exception:
+        return set()

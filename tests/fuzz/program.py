@@ -1,0 +1,104 @@
+"""A program: a few assignments, sizes and kinds of batches. It prints as a script that shows what it does."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from . import data
+from .data import Sizes
+
+_SCRIPT = '''"""{title}"""
+import torch
+import torch.nn.functional as F
+from tests.fuzz import check  # from the root of the repository
+
+{sizes} = {numbers}
+
+def step({arguments}):
+{body}
+
+check(step, {call})
+'''
+
+
+@dataclass(frozen=True)
+class Line:
+    """One assignment; the last line of a program is what it returns."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """A training step up to its loss. `outputs` are names returned beside the loss."""
+
+    lines: tuple[Line, ...]
+    loss: str
+    outputs: tuple[str, ...]
+    sizes: Sizes
+    kinds: tuple[str, ...]  # of the batches, the first being the one it is compiled for
+    seed: int
+    words: frozenset[str] = frozenset()  # constructs of the vocabulary that went into it
+    loud: float = 1.0
+
+    @cached_property
+    def arguments(self) -> tuple[str, ...]:
+        """Inputs, parameters and buffers that it reads."""
+        texts = [line.text for line in self.lines] + [self.loss, *self.outputs]
+        read = {n.id for t in texts for n in ast.walk(ast.parse(t, mode="eval")) if isinstance(n, ast.Name)}
+        return tuple(n for n in data.NAMES if n in read)
+
+    @property
+    def body(self) -> str:
+        first = [f"{self._open_on}"] if self.sizes.open else []
+        lines = first + [f"{line.name} = {line.text}" for line in self.lines]
+        result = f"return {', '.join([self.loss, *self.outputs])}"
+        return "\n".join(f"    {line}" for line in [*lines, result])
+
+    @property
+    def _open_on(self) -> str:
+        by = next((n for n in self.arguments if n in data.OF_COLUMNS), None)
+        return f"N = {by}.shape[{data.OF_COLUMNS[by][0]}]" if by else "pass"
+
+    @property
+    def text(self) -> str:
+        """What makes it this program and no other."""
+        call = {"seed": self.seed, "kinds": list(self.kinds), "loud": self.loud}
+        return f"{self.sizes}\n{json.dumps(call)}\n{self.body}"
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha1(self.text.encode()).hexdigest()[:10]
+
+    def script(self, title: str = "") -> str:
+        names = [f.name for f in fields(Sizes) if f.name not in ("pad", "open")]
+        call = f"{', '.join(f'{n}={n}' for n in names)}, seed={self.seed}, batches={list(self.kinds)}"
+        for name, value in (("pad", self.sizes.pad), ("open", self.sizes.open), ("loud", self.loud)):
+            if value != {"pad": 0, "open": False, "loud": 1.0}[name]:
+                call += f", {name}={value}"
+        numbers = ", ".join(str(getattr(self.sizes, n)) for n in names)
+        title = title.replace("\\", "\\\\").replace('"""', "'''")
+        return _SCRIPT.format(
+            title=title, sizes=", ".join(names), numbers=numbers, arguments=", ".join(self.arguments), body=self.body,
+            call=call,
+        )  # fmt: skip
+
+    def function(self) -> Callable[..., Any]:
+        source = f"def step({', '.join(self.arguments)}):\n{self.body}\n"
+        names: dict[str, Any] = {"torch": torch, "F": F, "__name__": __name__}
+        names |= {f.name: getattr(self.sizes, f.name) for f in fields(Sizes)}
+        exec(compile(source, f"<program {self.hash}>", "exec"), names)
+        return names["step"]
+
+    def with_lines(self, lines: Sequence[Line]) -> Program:
+        return replace(self, lines=tuple(lines))

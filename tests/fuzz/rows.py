@@ -1,0 +1,258 @@
+"""What rows are made from and what happens to them between attentions: row by row, moved, reduced and spread again."""
+
+from __future__ import annotations
+
+from .draw import Draw, outer, slot
+from .masks import number, valid
+
+# (B, N, D); {e} is E or another table.
+ENTRY = slot(
+    "entry",
+    {
+        "embedding": "F.embedding(ids, E)",
+        "padding-idx": "F.embedding(ids, E, padding_idx={pad})",
+        "index": "E[ids]",
+        "by-frequency": "F.embedding(ids, E, scale_grad_by_freq=True)",
+        "one-hot": "F.one_hot(ids, V).double() @ E",
+        "flat": "E.index_select(0, ids.flatten()).view(B, N, D)",
+        "flat-lookup": "F.embedding(ids.reshape(-1), E).reshape(B, N, D)",
+        "positions": "F.embedding(ids, E) + {P}",
+        "given-positions": "F.embedding(ids, E) + {P}[pos]",
+        "position-lookup": "F.embedding(ids, E) + F.embedding(torch.arange(N).expand(B, N), {P})",
+        "scaled": "F.embedding(ids, E) * D ** 0.5",
+        "positions-permuted": "(F.embedding(ids, E) + {P}[perm]) * (ids != {pad})[..., None]",
+        "two-tables": "F.embedding(ids, E) + F.embedding(tgt, E2)",
+        "features": "feats @ Q",
+        "features-added": "F.embedding(ids, E) + feats",
+        "raw-features": "F.embedding(ids, E) + raw @ Q",
+        "raw-masked": "F.embedding(ids, E) + (raw * mask[..., None]) @ Q",
+        "raw-filled": "F.embedding(ids, E) + raw.masked_fill(~mask[..., None], 0.0)",
+        "features-times": "F.embedding(ids, E) * feats",
+        "clamped-ids": "F.embedding(ids.clamp(max=V - 1), E)",
+        "shifted-ids": "F.embedding(F.pad(ids[:, :-1], (1, 0)), E)",
+        "bag": "F.embedding(neg, E).mean(2)",
+        "bag-masked": "(F.embedding(neg, E) * (neg > 2)[..., None]).sum(2)",
+        "renormed": "F.normalize(F.embedding(ids, E), dim=-1)",
+        "int32": "F.embedding(ids.int(), E)",
+        "concatenated": "torch.cat([F.embedding(ids, E)[..., :D // 2], feats[..., D // 2:]], -1)",
+        "weights": "F.embedding(ids, E) * wts[..., None]",
+        "time-first": "F.embedding(ids.T, E).transpose(0, 1)",
+        "zero-row": "F.embedding(ids, torch.cat([torch.zeros(1, D), E[1:]]))",
+        "take": "torch.take_along_dim(E, ids.reshape(-1, 1).expand(-1, D), 0).view(B, N, D)",
+        "gathered": "E.gather(0, ids.reshape(-1, 1).expand(-1, D)).view(B, N, D)",
+    },
+)
+COMMON_ENTRY = ("embedding", "embedding", "padding-idx", "index", "positions", "given-positions", "features-added")
+
+ZEROED = slot(
+    "zeroed",
+    {
+        "times": "{x} * {n}[..., None]",
+        "fill": "{x}.masked_fill(~{v}[..., None], 0.0)",
+        "where": "torch.where({v}[..., None], {x}, 0.0)",
+        "times-unsqueeze": "{x} * {v}.unsqueeze(-1)",
+        "in-place": "{x}.clone().mul_({v}[..., None])",
+        "floored": "{x} * {v}.double().div(2, rounding_mode='floor')[..., None]",
+        "assigned": "torch.where({v}[..., None], {x}, torch.zeros_like({x}))",
+        "minus": "{x} - {x} * (~{v})[..., None]",
+        "fill-other": "{x}.masked_fill(~{v}[..., None], 0.5)",
+        "index-put": "{x}.index_put(((~{v}).nonzero(as_tuple=True)), torch.zeros(()))",
+    },
+)
+
+# (B, N, D) from {x}, row by row.
+ROWWISE = slot(
+    "rowwise",
+    {
+        "linear": "{x} @ Q",
+        "linear-function": "F.linear({x}, O, off)",
+        "relu": "({x} @ Q).relu()",
+        "gelu": "F.gelu({x})",
+        "gelu-tanh": "F.gelu({x}, approximate='tanh')",
+        "silu": "F.silu({x} @ Kw)",
+        "layer-norm": "F.layer_norm({x}, (D,), gain, off)",
+        "layer-norm-eps": "F.layer_norm({x}, (D,), eps=0.5)",
+        "rms": "F.rms_norm({x}, (D,), gain)",
+        "rms-by-hand": "{x} * torch.rsqrt({x}.pow(2).mean(-1, keepdim=True) + 1e-6)",
+        "gate": "{x} * torch.sigmoid({x} @ Q)",
+        "residual": "{x} + F.relu({x} @ Kw) @ Vw",
+        "softmax": "{x}.softmax(-1)",
+        "dropout": "F.dropout({x}, 0.0)",
+        "normalize": "F.normalize({x}, dim=-1)",
+        "add-alpha": "torch.add({x}, {x} @ Q, alpha=0.5)",
+        "rsub": "torch.rsub({x}, 1.0, alpha=2)",
+        "floor-div": "torch.div({x} * 3, 0.5, rounding_mode='floor') + {x}",
+        "floor-div-zero": "torch.div({x}, 2, rounding_mode='trunc') + {x}",
+        "half": "{x}.half().double() + {x}",
+        "float": "({x}.float() @ Q.float()).double()",
+        "clamp": "{x}.clamp(-1, 1)",
+        "pow": "{x}.pow(3) * 0.2",
+        "cos": "{x}.cos()",
+        "exp": "({x} * 0.3).exp()",
+        "sort": "{x}.sort(-1).values",
+        "sort-stable": "torch.sort({x}, dim=-1, stable=True)[0]",
+        "topk": "{x}.topk(1, -1).values * {x}",
+        "cumsum": "{x}.cumsum(-1)",
+        "flip-features": "{x}.flip(-1)",
+        "roll-features": "{x}.roll(1, -1)",
+        "gather-features": "{x}.gather(-1, (ids % D)[..., None].expand(B, N, D))",
+        "chunk": "torch.cat({x}.chunk(2, -1)[::-1], -1)",
+        "slice-features": "F.pad({x}[..., 1:], (0, 1))",
+        "select-features": "{x}.index_select(-1, torch.arange(D - 1, -1, -1))",
+        "pick-negative": "{x}[..., [-1] * D]",
+        "mean-features": "{x} - {x}.mean(-1, keepdim=True)",
+        "max-features": "{x} * {x}.amax(-1, keepdim=True)",
+        "var-features": "{x} / ({x}.var(-1, keepdim=True, unbiased=False) + 1)",
+        "logsumexp-features": "{x} - {x}.logsumexp(-1, keepdim=True)",
+        "glu": "F.glu(torch.cat([{x}, {x} @ Q], -1))",
+        "addcmul": "torch.addcmul({x}, {x}, {x}, value=0.5)",
+        "addcdiv": "torch.addcdiv({x}, {x}, {x}.square() + 1, value=2)",
+        "lerp": "torch.lerp({x}, {x} @ Q, 0.3)",
+        "maximum": "torch.maximum({x}, {x} @ Q)",
+        "where-positive": "torch.where({x} > 0, {x}, {x} * 0.1)",
+        "nan-to-num": "{x}.nan_to_num()",
+        "einsum": "torch.einsum('bnd,de->bne', {x}, Q)",
+        "flattened": "({x}.flatten(0, 1) @ Q).view(B, N, D)",
+        "flattened-otherwise": "({x}.transpose(0, 1).reshape(N * B, D) @ Q).view(N, B, D).transpose(0, 1)",
+        "heads": "{x}.view(B, N, -1, 2).flip(-1).reshape(B, N, D)",
+        "detached": "{x}.detach() * 0.5 + {x}",
+        "prelu": "F.prelu({x}, temp.reshape(1))",
+        "hardswish": "F.hardswish({x})",
+        "softplus": "F.softplus({x}, beta=2, threshold=1)",
+        "elu": "F.elu({x}, alpha=0.5)",
+        "leaky": "F.leaky_relu({x}, 0.3)",
+        "cosine": "{x} * F.cosine_similarity({x}, {x} @ Q, dim=-1)[..., None]",
+        "select-scatter": "{x}.select_scatter({x}[..., 0] * 2, -1, 0)",
+        "masked-by-self": "{x} * ({x}.sum(-1, keepdim=True) > 0)",
+        "group-norm": "F.group_norm({x}.reshape(B * N, D), 1).view(B, N, D)",
+        "median": "{x} - {x}.median(-1, keepdim=True).values",
+        "positions": "{x} + {P}",
+        "weights": "{x} * wts[..., None]",
+        "baddbmm": "torch.baddbmm({x}, {x}, Q.expand(B, D, D), beta=0.5, alpha=2)",
+        "addmm": "torch.addmm(off, {x}.flatten(0, 1), Q, beta=0.5, alpha=2.0).view(B, N, D)",
+    },
+)
+COMMON_ROWWISE = (
+    "linear",
+    "linear-function",
+    "relu",
+    "gelu",
+    "silu",
+    "layer-norm",
+    "rms",
+    "residual",
+    "gate",
+    "positions",
+)
+
+# (B, N, D) from {x} with rows moved or mixed; {v} says which count.
+MOVE = slot(
+    "move",
+    {
+        "flip": "{x}.flip(1)",
+        "roll": "{x}.roll(1, 1)",
+        "roll-back": "{x}.roll(-1, dims=1)",
+        "roll-flat": "{x}.roll(D)",
+        "shift-pad": "F.pad({x}, (0, 0, 1, 0))[:, :-1]",
+        "shift-left": "F.pad({x}[:, 1:], (0, 0, 0, 1))",
+        "shift-cat": "torch.cat([{x}[:, :1], {x}[:, :-1]], 1)",
+        "index-select": "{x}.index_select(1, perm)",
+        "fancy": "{x}[:, perm]",
+        "take": "torch.take_along_dim({x}, pos[..., None], 1)",
+        "gather": "{x}.gather(1, pos[..., None].expand(B, N, D))",
+        "sorted-by-time": "{x}.gather(1, times.argsort(1)[..., None].expand(B, N, D))",
+        "halves": "torch.cat([{x}[:, N // 2:], {x}[:, :N // 2]], 1)",
+        "far-slice": "torch.cat([{x}[:, -50:], {x}[:, 50:]], 1)",
+        "negative-slice": "F.pad({x}[:, -10:-1], (0, 0, 1, 0)) if N > 1 else {x}",
+        "narrow": "torch.cat([{x}.narrow(1, 0, 1), {x}.narrow(1, 0, N - 1)], 1)",
+        "stride": "{x}[:, ::2].repeat_interleave(2, 1)[:, :N]",
+        "repeat": "{x}.repeat(1, 2, 1)[:, N // 2:N // 2 + N]",
+        "unbind": "torch.stack({x}.unbind(1)[::-1], 1)",
+        "neighbours": "{x} + F.pad({x}, (0, 0, 1, 0))[:, :-1] * 0.5",
+        "convolution": "F.conv1d({x}.transpose(1, 2), Q[:, :, None], padding=0).transpose(1, 2)",
+        "convolution-three": (
+            "F.conv1d(F.pad({x}.transpose(1, 2), (2, 0)), torch.stack([Q, O, Kw], -1)).transpose(1, 2)"
+        ),
+        "other-sequence": "{x}.flip(0)",
+        "other-sequence-roll": "{x} + {x}.roll(1, 0) * 0.5",
+        "average-pool": "F.avg_pool1d(F.pad({x}.transpose(1, 2), (1, 0)), 2, 1).transpose(1, 2)",
+        "index-add": "{x}.index_add(1, perm, {x} * 0.5)",
+        "scatter": "torch.zeros(B, N, D).scatter(1, pos[..., None].expand(B, N, D), {x})",
+        "diff": "{x}.diff(dim=1, prepend={x}[:, :1])",
+        "swap-last": "torch.cat([{x}[:, :-1], {x}[:, :1]], 1)",
+        "legacy-cat": "torch.cat([torch.tensor([]), {x}], 1)",
+        "permuted-positions": "(({x} + {P}[perm]) * {v}[..., None]).index_select(1, perm)",
+        "permuted-weights": "({x} * wts[:, perm][..., None] * {v}[..., None])[:, perm]",
+        "sequences-as-rows": "{x}.transpose(0, 1).reshape(B, N, D)",
+        "index-copy": "{x}.index_copy(1, perm[:1], {x}[:, :1])",
+    },
+)
+
+# Over rows and back: (B, N, D).
+SPREAD = slot(
+    "spread",
+    {
+        "masked-mean": "{x} + ({x} * {n}[..., None]).sum(1, keepdim=True) / {n}.sum(1).clamp(min=1)[:, None, None]",
+        "sum": "{x} + {x}.sum(1, keepdim=True) * 0.1",
+        "mean": "{x} - {x}.mean(1, keepdim=True)",
+        "masked-sum": "{x} + ({x} * {v}[..., None]).sum(1, keepdim=True) * 0.1",
+        "max": "{x} + {x}.masked_fill(~{v}[..., None], -1e9).amax(1, keepdim=True)",
+        "max-inf": "{x} * {x}.masked_fill(~{v}[..., None], float('-inf')).max(1, keepdim=True).values.sigmoid()",
+        "cumsum": "({x} * {v}[..., None]).cumsum(1)",
+        "cumsum-raw": "{x}.cumsum(1) * 0.2",
+        "reverse-cumsum": "({x} * {v}[..., None]).flip(1).cumsum(1).flip(1)",
+        "softmax": "{x} * {x}.masked_fill(~{v}[..., None], -1e9).softmax(1)",
+        "softmax-raw": "{x} * {x}.softmax(1)",
+        "logsumexp": "{x} - {x}.masked_fill(~{v}[..., None], float('-inf')).logsumexp(1, keepdim=True).clamp(min=-9)",
+        "variance": "{x} / ({x}.var(1, keepdim=True, unbiased=False) + 1)",
+        "masked-variance": "{x} / (({x} * {v}[..., None]).var(1, keepdim=True, unbiased=False) + 1)",
+        "norm-over-all": "{x} / ({x} * {v}[..., None]).norm().clamp(min=1)",
+        "batch-mean": "{x} - {x}.mean((0, 1))",
+        "over-sequences": "{x} - {x}.mean(0, keepdim=True)",
+        "batch-norm": "F.batch_norm({x}.flatten(0, 1), None, None, training=True).view(B, N, D) if B * N > 1 else {x}",
+        "layer-norm-rows": "F.layer_norm({x}, (N, D))",
+        "count": "{x} * {v}.sum(1)[:, None, None]",
+        "rank": "{x} * {v}.cumsum(1)[..., None]",
+        "last": "{x} + {x}[torch.arange(B), last][:, None]",
+        "first": "{x} + {x}[:, :1]",
+        "last-column": "{x} * {x}[:, -1:].sigmoid()",
+        "cummax": "{x}.cummax(1).values",
+        "row-matrix": "{x} + ({A} @ {x}) * 0.2",
+        "transposed-linear": "{x} + ({x}.transpose(1, 2) @ {A}).transpose(1, 2) * 0.2",
+        "masked-matrix": "{x} + ({A} * {v}[:, None, :]) @ {x} * 0.2",
+        "prod": "{x} * (1 + {x} * {v}[..., None]).prod(1, keepdim=True).tanh()",
+        "any": "{x} * ({x} > 1).any(1, keepdim=True)",
+        "ema-buffer": "{x} - ema",
+        "pool-weights": "{x} + (({x} @ w).masked_fill(~{v}, -1e9).softmax(1).unsqueeze(-1) * {x}).sum(1, keepdim=True)",
+    },
+)
+
+
+def entry(g: Draw) -> str:
+    text = g.word("entry", ENTRY, COMMON_ENTRY, 0.5)
+    x = g.let("x", text.format(pad=g.sizes.pad, P=outer(g.columns("P"))))
+    if g.chance(0.35) or g.forced("zeroed", "number"):
+        x = zeroed(g, x, valid(g))
+    return x
+
+
+def zeroed(g: Draw, x: str, v: str) -> str:
+    text = g.word("zeroed", ZEROED, ("times", "fill", "where", "times-unsqueeze"), 0.4)
+    text = ZEROED["times"] if g.forced("number") else text
+    n = number(g, v) if "{n}" in text else ""
+    return g.let("x", text.format(x=x, v=v, n=n))
+
+
+def rowwise(g: Draw, x: str, v: str) -> str:
+    text = g.word("rowwise", ROWWISE, COMMON_ROWWISE, 0.7)
+    return g.let("x", text.format(x=x, P=outer(g.columns("P"))))
+
+
+def move(g: Draw, x: str, v: str) -> str:
+    return g.let("x", g.word("move", MOVE).format(x=x, v=v, P=outer(g.columns("P"))))
+
+
+def spread(g: Draw, x: str, v: str) -> str:
+    text = g.word("spread", SPREAD, ("masked-mean", "masked-sum", "softmax", "cumsum", "pool-weights"), 0.6)
+    n = number(g, v) if "{n}" in text else ""
+    return g.let("x", text.format(x=x, v=v, n=n, A=outer(g.columns("A", 2))))

@@ -1,0 +1,124 @@
+"""The judge itself: programs are what their seeds say, differences are seen, failures become small."""
+
+from __future__ import annotations
+
+import importlib
+import math
+
+import pytest
+import torch
+
+from .data import KINDS, Sizes, make_batch
+from .generate import generate, words
+from .judge import Outcome, compare, inputs, judge, outcome, quiet
+from .mutants import Mutant, mutants
+from .plant import in_a_fork
+from .program import Line, Program
+from .shrink import Shrinker, simpler, without_dead_lines
+from .work import lost, measure
+
+SUM = Program(
+    (Line("x0", "F.embedding(ids, E)"), Line("m0", "ids != 0"), Line("loss0", "((x0 @ W) * m0[..., None]).sum()")),
+    "loss0", (), Sizes(), ("right", "left", "full"), 1,
+)  # fmt: skip
+
+
+def test_a_seed_is_a_program():
+    assert generate(5).text == generate(5).text != generate(6).text
+    assert len(words()) == len(set(words()))
+
+
+@pytest.mark.parametrize("word", words()[::40])
+def test_a_forced_word_is_there(word):
+    assert any(word in generate(seed, word).words for seed in range(6))
+
+
+def test_a_script_runs_and_says_same(capsys):
+    exec(compile(SUM.script("one"), "script", "exec"), {})
+    said = capsys.readouterr().out
+    assert said.count("same") == 3 and "graph" in said
+
+
+def test_an_ordinary_program_is_packed_and_the_same():
+    verdict = judge(SUM)
+    assert verdict.status == "same" and verdict.packed_calls == 3
+
+
+def test_every_kind_of_batch_can_be_made():
+    for kind in KINDS:
+        batch = make_batch(kind, 3, Sizes())
+        assert batch.valid.shape == (3, 6) and batch.lens.shape == (3,)
+
+
+def found(**values: float) -> Outcome:
+    return Outcome({n.replace("_", " "): torch.tensor(v, dtype=torch.float64) for n, v in values.items()})
+
+
+@pytest.mark.parametrize(
+    "expected, actual, verdict",
+    [
+        (found(loss=1.0), found(loss=1.0 + 1e-12), "same"),
+        (found(loss=1.0), found(loss=1.0 + 1e-6), "different"),
+        (found(loss=1.0, gradient_of_E=2.0), found(loss=1.0, gradient_of_E=2.1), "different"),
+        (found(loss=1.0, gradient_of_E=1e-9), found(loss=1.0, gradient_of_E=1e-9 + 1e-15), "same"),
+        (found(loss=math.nan), found(loss=math.nan), "same"),
+        (found(loss=math.nan), found(loss=1.0), "nan"),
+        (found(loss=1.0), found(loss=math.nan), "different"),
+        (found(loss=1.0, output_1=math.inf), found(loss=1.0, output_1=-math.inf), "nan"),
+        (Outcome(error=IndexError("a")), Outcome(error=IndexError("b")), "same"),
+        (Outcome(error=IndexError("a")), found(loss=1.0), "raises"),
+        (found(loss=1.0), Outcome(error=IndexError("a")), "crash"),
+    ],
+)
+def test_what_counts_as_the_same(expected, actual, verdict):
+    assert compare(expected, actual, 1e-9)[0] == verdict
+
+
+def test_buffers_outputs_and_gradients_of_inputs_are_compared():
+    lines = (Line("x0", "feats @ Q"), Line("e0", "ema.add_(x0.detach().mean((0, 1)))"), Line("loss0", "x0.sum()"))
+    program = Program(lines, "loss0", ("x0",), Sizes(), ("right",), 1)
+    with quiet():
+        values = outcome(program.function(), program.arguments, inputs(program, 0)).values
+    assert set(values) == {"loss", "output 1", "gradient of feats", "gradient of Q", "buffer ema"}
+    assert bool(values["buffer ema"].abs().sum() > 0)
+
+
+def test_shrinking_keeps_what_matters_and_drops_the_rest():
+    program = generate(11)
+    small = Shrinker(program, lambda p: "E" in p.arguments and judge(p).status == "same", 60).run()
+    assert "E" in small.arguments and len(small.body) < len(program.body) and len(small.kinds) == 1
+
+
+def test_parts_of_an_expression_are_simpler():
+    assert set(simpler("(a + b).sum(1, keepdim=True)")) == {
+        "a + b", "a.sum(1, keepdim=True)", "b.sum(1, keepdim=True)", "(a + b).sum(1)",
+    }  # fmt: skip
+
+
+def test_lines_nobody_reads_go():
+    dead = SUM.with_lines([*SUM.lines[:2], Line("y0", "x0 * 2"), SUM.lines[2]])
+    assert without_dead_lines(dead).lines == SUM.lines
+
+
+def test_a_program_that_lost_rows_is_named():
+    old = measure(SUM)
+    assert old["packed"] and old["work"]["right"][0][0] < old["work"]["right"][1][0]
+    more = {**old, "work": {k: [[p[0] * 2, *p[1:]], e] for k, (p, e) in old["work"].items()}}
+    assert lost([old], [old]) == [] and "rows" in lost([old], [more])[0]
+    assert "no longer packed" in lost([old], [{**old, "packed": False}])[0]
+
+
+def test_faults_are_made_and_planted_by_name():
+    faults = list(mutants("turbogr_compile.pipeline.capacity"))
+    assert len(faults) > 10 and len({str(f) for f in faults}) > 0.8 * len(faults)
+    assert any("negate" in f.what for f in faults) and any("+ 1" in f.what for f in faults)
+
+
+def test_a_planted_fault_is_noticed():
+    """In a fork: this process stays as it was."""
+    home = importlib.import_module(generate.__module__.replace("generate", "judge"))
+    right = home.TOLERANCE[torch.float64]
+    fault = Mutant("judge", 0, "nothing is close", "TOLERANCE", lambda: home.TOLERANCE.update({torch.float64: -1.0}))
+    verdict, how = in_a_fork(fault, [(SUM, "same", True)], 10)
+    assert verdict == "caught" and "after 1 programs" in how
+    assert home.TOLERANCE[torch.float64] == right and judge(SUM).status == "same"

@@ -1,0 +1,54 @@
+"""python -m tests.ops sweep | child | show | witness"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from .cases import Case
+from .idioms import Idiom
+from .judge import judged
+from .sweep import child, child_command, chosen, sweep, write
+
+
+def show(text: str) -> int:
+    case = Case.parse(text) if text.count("|") == 7 else Idiom.parse(text)
+    for dynamo in (False, True):
+        print("through torch.compile:" if dynamo else "without Dynamo:", json.dumps(judged(case, dynamo), indent=1))
+    values = [f"{tuple(v.shape)} {v.dtype}" if hasattr(v, "shape") else repr(v) for v in case.sample.leaves]
+    print("arguments:", *values, sep="\n    ")
+    return 0
+
+
+def main() -> int:
+    top = argparse.ArgumentParser(prog="python -m tests.ops", description=__doc__)
+    kinds = top.add_subparsers(dest="what", required=True)
+    for name in ("sweep", "child", "witness"):
+        p = kinds.add_parser(name)
+        p.add_argument(
+            "--per", type=int, default=6, help="cases of each kind for an entry, or more where it has more values"
+        )
+        p.add_argument("--seed", type=int, default=0)
+        p.add_argument("--only", default="", help="entries whose name contains this")
+        p.add_argument("--out", type=Path)
+        p.add_argument("--seconds", type=float, default=float("inf"))
+    kinds.add_parser("show").add_argument("case")
+    args = top.parse_args()
+    if args.what == "show":
+        return show(args.case)
+    if args.what == "child":
+        child(sys.stdin.read().split("\n"), args.per, args.seed)
+        return 0
+    if args.what == "witness":
+        from .witness import report
+
+        return report(chosen(args.only), args.per, args.out)
+    records = sweep(chosen(args.only), child_command(args.per, args.seed), args.seconds)
+    found = write(records, args.out, seed=args.seed, per=args.per)
+    return int(any(r["status"] not in ("pass-error", "unconfirmed") for r in found["faults"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
