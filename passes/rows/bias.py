@@ -18,9 +18,9 @@ from torch import fx
 
 from ... import _torch
 from ...graph.nodes import tensor
-from .attention import Attention, Pairs
 from .axes import Axis
 from .ops import COPIES, SPLITS, VIEWS, arg, dim_of, is_tensor, op, product, rank_of, shape
+from .peeling import Attention, Pairs
 from .spaces import Space
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from typing import Any
 from torch import fx
 
 from ...graph.nodes import tensor
-from .attention import Attention, Recognizer, Refused
 from .axes import Typing, einsum_labels, reduced_dims
 from .meaning import Holds, Meanings, OneHot, Predicate, Two, Within
 from .moves import RESIZING, Move, Moves
 from .ops import LIKE, SPLITS, arg, dim_of, is_tensor, op, rank_of, shape, size_symbols
+from .peeling import Attention, Recognizer, Refused
 from .rowwise import Rowwise
 from .sets import Holding, Read, SeenThrough, Terms, seen
 from .spaces import Projected, Space

@@ -24,7 +24,6 @@ from ...graph.provenance import line_of
 from ...pipeline.capacity import Capacity
 from ...runtime.prologue import add_input
 from ...runtime.specialize import ROUNDED
-from .attention import Attention, Pairs
 from .axes import dim_of_cat, einsum_labels, reduced_dims, swapped
 from .bias import Biases
 from .demand import ALL, DemandAnalysis
@@ -47,6 +46,7 @@ from .ops import (
     size_symbols,
     tensors,
 )
+from .peeling import Attention, Pairs
 from .program import HasRow, Program, Recipe, Rows, RowSet, SeesKey, subgraph
 from .sets import Holding, Terms
 from .spaces import Projected, Relation, Space

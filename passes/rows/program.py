@@ -18,10 +18,10 @@ from torch import fx
 from ...graph.nodes import is_collective
 from ...pipeline.capacity import Capacity
 from ...runtime.prologue import Call, Unprovable, reading
-from .attention import Attention
 from .axes import Typing
 from .meaning import Speculation, only
 from .ops import Size
+from .peeling import Attention
 from .sets import Batch, Terms, within_band
 from .spaces import Space
 

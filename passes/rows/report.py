@@ -9,10 +9,10 @@ from torch import fx
 from ...graph.provenance import line_of
 from ...graph.text import type_text
 from ...show.table import table
-from .attention import Attention
 from .demand import ALL, DemandAnalysis, named
 from .meaning import Band, Const, Holds, Iota, Meaning, OneHot, Two
 from .ops import is_tensor
+from .peeling import Attention
 from .sets import UNBOUNDED
 from .spaces import Space
 

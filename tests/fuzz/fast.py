@@ -56,7 +56,9 @@ class Fast:
         open_dims: dict[str, tuple[int, ...]] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.watch = Watch()
-        read = turbogr_compile.Options.read({"target": "eager", "instruments": (self.watch,), **options})
+        read = turbogr_compile.Options.read(
+            {"target": "eager", "verify": "fast", "instruments": (self.watch,), **options}
+        )
         self._compilation = Compilation(read, "fuzz")
         module, fakes = one_node(fn, names, values, open_dims or {})
         self.run = self._compilation.compile(module, fakes)
