@@ -10,7 +10,10 @@ from torch import fx
 
 from ...._torch import outside_compilation
 from ....graphs import TRAINABLE
-from .calls import is_random
+from .calls import is_random, is_tensor, op, rank, shape
+from .formula import ZERO, Formula, Index, Sizes
+from .indexing import broadcast, follow
+from .language import NeedsSplit
 
 
 class Facts(Protocol):
@@ -50,7 +53,19 @@ class GraphFacts:
         return bool(getattr(getattr(self.module, str(node.target), None), "requires_grad", False))
 
     def is_sequence(self, node: fx.Node, dim: int) -> bool:
-        return dim == self.sequence_dim
+        """Does it come from the dim of an input that runs over sequences?"""
+        axis = Formula.axis("b")
+        sizes = Sizes({"b": shape(node)[dim]})
+        todo = [(node, tuple(axis if d == dim else ZERO for d in range(rank(node))))]
+        while todo:
+            try:
+                at, index = follow(sizes, *todo.pop())
+            except NeedsSplit:
+                continue
+            if at.op == "placeholder" and len(index) > self.sequence_dim and index[self.sequence_dim] == axis:
+                return True
+            todo += [(x, i) for x, i in _row_by_row(at, index) if axis in i]
+        return False
 
     def gradients_reach(self, node: fx.Node) -> bool:
         return node in self._reached
@@ -87,6 +102,20 @@ class GraphFacts:
                 args, kwargs = fx.map_arg((at.args, at.kwargs), self._values.__getitem__)
                 self._values[at] = at.target(*args, **kwargs)  # type: ignore[operator]
         return self._values[node]
+
+
+def _row_by_row(node: fx.Node, index: Index) -> list[tuple[fx.Node, Index]]:
+    """Operands from which a row of a result is computed, with the index of that row."""
+    match op(node):
+        case "linear" | "layer_norm":
+            return [(node.all_input_nodes[0], (*index[:-1], ZERO))]
+        case "embedding":
+            return [(node.all_input_nodes[1], index[:-1])]
+        case "dropout" | "_to_copy":
+            return [(node.all_input_nodes[0], index)]
+    if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+        return []
+    return [(n, broadcast(n, index)) for n in node.all_input_nodes if is_tensor(n)]
 
 
 class _Recorder(fx.Interpreter):

@@ -85,7 +85,10 @@ def folded(call: Call) -> Number:
 
     args, kwargs = fx.map_arg((call.node.args, call.node.kwargs), small)
     kwargs = {name: given for name, given in kwargs.items() if name != "device"}
-    result = call.node.target(*args, **kwargs)  # type: ignore[operator]
+    try:
+        result = call.node.target(*args, **kwargs)  # type: ignore[operator]
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise Unknown(f"{call.name} does not run on numbers: {error}") from None
     if result.dtype != call.dtype:
         raise Unknown(f"{call.name} gives {result.dtype} for numbers, {call.dtype} in the graph")
     return Number.of(result.reshape(-1))

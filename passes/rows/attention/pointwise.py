@@ -58,8 +58,10 @@ aten = torch.ops.aten
 RULES = Rules()
 
 _TO = {"add": aten.add.Tensor, "sub": aten.sub.Tensor, "rsub": aten.rsub.Tensor}
-# Flat where their argument is far below everything: what they give there is found by calling them.
-_WITH_LIMITS = {"silu", "sigmoid", "exp", "tanh", "relu", "gelu", "softplus"}
+# Flat where their argument is far below everything, or above: what they give there is found by calling them.
+# Where a function grows it is not flat, even if rounding makes it give one number: its slope is not zero.
+_FLAT_BELOW = {"silu", "sigmoid", "exp", "tanh", "relu", "gelu", "softplus"}
+_FLAT_ABOVE = {"sigmoid", "tanh"}
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
@@ -93,7 +95,8 @@ def function(ev: Evaluator, call: Call) -> Number | Sum:
         raise Refused(f"{call.name} of scores and something else", x, call.node)
     if not call.dtype.is_floating_point:
         raise Refused(f"{call.name} of scores gives {call.dtype}", x, call.node)
-    limit = _limit(ev, call, x) if abs(x.const) >= -LOW and call.name in _WITH_LIMITS else None
+    flat = (x.const <= LOW and call.name in _FLAT_BELOW) or (x.const >= -LOW and call.name in _FLAT_ABOVE)
+    limit = _limit(ev, call, x) if flat else None
     if limit is not None:
         return limit
     text = [repr(a) for a in call.node.args[1:]] + [f"{k}={v}" for k, v in sorted(call.node.kwargs.items())]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,9 +15,23 @@ from .checks import OnBatch, SizeAtMost, failed
 from .evaluate import Evaluator
 from .facts import Facts
 from .find import FUSED, Candidate, candidates
-from .formula import DEPTH, KEY, QUERY, WIDTH, ZERO, Formula, Index, Size, Sizes
+from .formula import DEPTH, KEY, QUERY, WIDTH, ZERO, Formula, Index, Size, Sizes, size_of
 from .indexing import broadcast, follow, tidy
-from .language import Data, Drop, Leaf, NeedsSplit, Number, Position, Refused, Score, Unknown, just, number, product
+from .language import (
+    Data,
+    Drop,
+    Leaf,
+    NeedsSplit,
+    Number,
+    Position,
+    Refused,
+    Score,
+    Test,
+    Unknown,
+    just,
+    number,
+    product,
+)
 from .normal import NormalForm, Operand
 from .normalise import normalised
 from .numbers import added, cast, linear
@@ -113,11 +127,12 @@ class _Axes:
             self.names.append(name)
             self.sizes.of[name] = size
             return Formula.axis(name) if size != 1 else ZERO
-        total, stride = ZERO, 1
-        for axis, length in reversed(list(self._split(name, size))):
-            self.names.append(axis)
-            self.sizes.of[axis] = length
-            total, stride = total + Formula.of({axis: stride}), stride * length
+        parts = list(self._split(name, size))
+        self.names += [axis for axis, _ in parts]
+        self.sizes.of |= dict(parts)
+        total, stride = ZERO, size_of(1)
+        for axis, length in reversed(parts):
+            total, stride = total + Formula.of({axis: stride}), size_of(stride * length)
         return total if size != 1 else ZERO
 
     def _split(self, name: str, size: Size) -> Iterator[tuple[str, Size]]:
@@ -133,16 +148,15 @@ class _Axes:
     def operand(self, node: fx.Node, index: Index) -> Operand:
         return Operand(*follow(self.sizes, node, tidy(node, index)))
 
-    def sequences(self, operands: list[Operand]) -> tuple[str, ...]:
-        """Axes that run over sequences of the batch in some operand."""
-        found = [
-            axis
-            for axis in self.names
-            for x in operands
-            for d, i in enumerate(x.index)
-            if axis not in (QUERY, KEY) and i == Formula.axis(axis) and self.facts.is_sequence(x.node, d)
-        ]
-        return tuple(dict.fromkeys(found))
+    def sequences(self, places: Iterable[tuple[fx.Node, Index]]) -> tuple[str, ...]:
+        """Axes that run over sequences of the batch, as some tensor has them in a dim of their own."""
+        found = {
+            i.coefs[0][0]
+            for node, index in places
+            for d, i in enumerate(index)
+            if len(i.coefs) == 1 and i == Formula.axis(i.coefs[0][0]) and self.facts.is_sequence(node, d)
+        }
+        return tuple(a for a in self.names if a in found and a not in (QUERY, KEY))
 
     def form(
         self, ev: Evaluator, table: Table, query: Operand, key: Operand, value: Operand, result: Index
@@ -151,8 +165,10 @@ class _Axes:
         broken = _broken(ev.checks, self.facts)
         if broken is not None:
             raise Refused("not so in the batch at hand", broken, self.node)
+        read = [(x.node, x.index) for x in (query, key, value)]
+        read += [(a.node, a.index) for a in table.atoms if isinstance(a, Test)]
         return NormalForm(
-            self.node, query, key, value, result, tuple(self.names), self.sizes, self.sequences([query, key, value]),
+            self.node, query, key, value, result, tuple(self.names), self.sizes, self.sequences(read),
             **found.form, assumptions=tuple(ev.assumptions), checks=(*ev.checks, *found.checks),
             chain=tuple(n for n in self.node.graph.nodes if n in ev.after and n is not self.node),
         )  # fmt: skip
@@ -237,7 +253,7 @@ class _Fused(_Axes):
 
     def _group(self, batch: Index, queries: list[Size], keys: list[Size]) -> Index:
         """Heads that share keys: the outer part of the head's index."""
-        if len(batch) == 0 or self.sizes.same(queries[-3], keys[-3]):
+        if not batch or keys[-3] == 1 or self.sizes.same(queries[-3], keys[-3]):
             return batch
         members = self.sizes.divides(keys[-3], queries[-3])
         if members is None:

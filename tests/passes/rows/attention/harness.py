@@ -96,7 +96,7 @@ class Executor:
             if table is not None:
                 weights = torch.where(grid.truth(table), weights, 0.0)
         v = self._operand(form.value, KEY, *self.width)
-        result = (weights @ v.flatten(len(self.batch) + 1)).unflatten(-1, v.shape[len(self.batch) + 1 :])
+        result = (weights.to(v.dtype) @ v.flatten(len(self.batch) + 1)).unflatten(-1, v.shape[len(self.batch) + 1 :])
         return Dense_(result, self.allowed(), raw)
 
     def _activated(self, score: Tensor, visible: Tensor) -> Tensor:
