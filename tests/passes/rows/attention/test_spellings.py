@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from turbogr_compile.passes.rows.attention.bias import ByBucket, ByDistance, ByTime
 
 from turbogr_compile._torch import guard_count, shape_env_of
+from turbogr_compile.passes.rows.attention.checks import GapAtMost
 from turbogr_compile.shapes import symbolic_inputs
 
 from .harness import Blindness, NormalForm, Refused, attentions, compare, traced
@@ -271,9 +272,9 @@ def test_a_time_beyond_the_table_is_noticed():
     later = [*inputs[:2], inputs[2] * 100, table]
     with pytest.raises(IndexError):
         program(*later)
-    assert [c for c in form.checks if "<= 39" in str(c)][0].holds(
-        dict(zip(module.graph.nodes, later, strict=False))
-    ) is False
+    (check,) = [c for c in form.checks if isinstance(c, GapAtMost)]
+    values = dict(zip(module.graph.nodes, later, strict=False))
+    assert check.most == 39 and not check.holds(values)
 
 
 # --- torch's own -----------------------------------------------------------------------------------------
