@@ -134,7 +134,7 @@ def _activation(f: Function) -> tuple[str, Sum]:
     if f.name == "square" or (f.name == "pow" and f.arguments in (("2",), ("2.0",))):
         inner = f.inner.single
         if isinstance(inner, Function) and inner.name == "relu":
-            return "relu2", inner.inner
+            return "squared_relu", inner.inner
     if f.name in _POINTWISE and not f.arguments:
         return f.name, f.inner
     if f.name in ("gelu", "softplus"):

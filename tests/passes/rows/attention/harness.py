@@ -26,7 +26,7 @@ from turbogr_compile.graphs import TRAINABLE
 from turbogr_compile.pass_base import Phase
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu, "sigmoid": torch.sigmoid, "relu": torch.relu, "relu2": lambda x: torch.relu(x) ** 2,
+    "silu": F.silu, "sigmoid": torch.sigmoid, "relu": torch.relu, "squared_relu": lambda x: torch.relu(x) ** 2,
     "tanh": torch.tanh, "exp": torch.exp, "gelu": F.gelu, "softplus": F.softplus,
 }  # fmt: skip
 
@@ -186,12 +186,12 @@ def compare(module: fx.GraphModule, form: NormalForm, inputs: Sequence[Any], tol
     error = float((got.result - eager)[rows].detach().abs().max()) / size
     if not error <= tolerance:
         return f"DIFFERENT values by {error:.1e}"
-    return _gradients(
+    return gradients(
         got.result, eager, rows, [x for x in given if isinstance(x, Tensor) and x.requires_grad], tolerance
     )
 
 
-def _gradients(got: Tensor, eager: Tensor, rows: Tensor, leaves: list[Tensor], tolerance: float) -> str:
+def gradients(got: Tensor, eager: Tensor, rows: Tensor, leaves: list[Tensor], tolerance: float) -> str:
     if not leaves:
         return "same"
     slope = torch.randn(eager.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(eager.dtype)
@@ -212,4 +212,14 @@ def _gradients(got: Tensor, eager: Tensor, rows: Tensor, leaves: list[Tensor], t
     return "same"
 
 
-__all__ = ["Blindness", "Executor", "NormalForm", "Refused", "attentions", "compare", "one_attention", "traced"]
+__all__ = [
+    "Blindness",
+    "Executor",
+    "NormalForm",
+    "Refused",
+    "attentions",
+    "compare",
+    "gradients",
+    "one_attention",
+    "traced",
+]

@@ -1,6 +1,6 @@
 """Hostile programs: what is accepted is right on every batch that its checks let through.
 
-    TURBOGR_PROGRAMS=5000 pytest tests/passes/rows/attention/test_hostile.py      more of them
+TURBOGR_PROGRAMS=5000 pytest tests/passes/rows/attention/test_hostile.py      more of them
 """
 
 from __future__ import annotations

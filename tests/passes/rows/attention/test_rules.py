@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .harness import Blindness, NormalForm, Refused, attentions, compare, traced
+from .packed import compare_packed
 
 INF, LOWEST = math.inf, torch.finfo(torch.float64).min
 B, N, D = 4, 6, 4
@@ -83,8 +84,9 @@ def accepted(program: Callable[..., Tensor], **expected: Any) -> NormalForm:
     assert isinstance(form, NormalForm), f"{form} at {form.node}"
     ran = 0
     for seed, kind in enumerate(KINDS):
-        found = compare(module, form, case.inputs(kind, seed + 1))
-        assert not found.startswith("DIFFERENT"), f"{kind}: {found}\n{form}"
+        inputs = case.inputs(kind, seed + 1)
+        found, packed = compare(module, form, inputs), compare_packed(module, form, inputs)
+        assert "DIFFERENT" not in found + packed, f"{kind}: {found}, {packed}\n{form}"
         ran += found in ("same", "random")
     assert ran, f"no batch passes the checks of\n{form}"
     for name, wanted in expected.items():
@@ -311,7 +313,7 @@ def test_different_biases_for_some_pairs():
 # --- 14: pointwise activations ---------------------------------------------------------------------------
 
 
-ACTIVATIONS = {"silu": F.silu, "sigmoid": torch.sigmoid, "relu2": lambda x: F.relu(x).square(), "relu": F.relu}
+ACTIVATIONS = {"silu": F.silu, "sigmoid": torch.sigmoid, "squared_relu": lambda x: F.relu(x).square(), "relu": F.relu}
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

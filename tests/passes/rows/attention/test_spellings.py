@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from packing.zoo import BIAS, MASK, WEIGH, Seen, Sizes
 from torch import Tensor, nn
 from turbogr_compile.passes.rows.attention.bias import ByBucket, ByDistance, ByTime
+from turbogr_compile.passes.rows.attention.checks import GapAtMost
 
 from turbogr_compile._torch import guard_count, shape_env_of
-from turbogr_compile.passes.rows.attention.checks import GapAtMost
 from turbogr_compile.shapes import symbolic_inputs
 
 from .harness import Blindness, NormalForm, Refused, attentions, compare, traced
+from .packed import compare_packed
 
 INF = math.inf
 B, N, H, D = 3, 8, 2, 4  # sequences, columns, heads, width of a head
@@ -55,9 +56,11 @@ def checked(program: Callable[..., Tensor], *more: Any, like: str = "", sizes: t
     others = [(2, 5), (4, 9)] if like else []
     for seed, kind in ((1, "right"), (2, "left")):
         for b, n in [sizes, *others]:
-            found.append(compare(module, form, [*batch(kind, seed, b, n), *more]))
+            later = [*batch(kind, seed, b, n), *more]
+            found += [compare(module, form, later), compare_packed(module, form, later)]
     assert not any(f.startswith("DIFFERENT") for f in found), f"{found}\n{form}"
-    assert "same" in found or form.dropout is not None, f"{found}\n{form}"
+    assert "same" in found[::2], f"{found}\n{form}"
+    assert "same" in found[1::2] or "without a kernel" in found[1], f"{found}\n{form}"
     return form
 
 
