@@ -57,7 +57,7 @@ class ByDistance:
         return f"{self.coef:g}·{self.data} by distance"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ByBucket:
     """`table[entries[query - key + M - 1]]`, or the entries themselves where there is no table."""
 
@@ -66,8 +66,6 @@ class ByBucket:
     entries: torch.Tensor  # (2M - 1,)
     coef: float
     term: Data
-
-    __hash__ = object.__hash__
 
     def __str__(self) -> str:
         name = self.table.name if self.table is not None else "numbers"
@@ -90,11 +88,9 @@ class ByTime:
         return f"{self.coef:g}·{self.term} as {self.table.name}[{len(self.bounds) + 1} buckets of {self.gap}]"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ByCase:
     sums: Table  # a sum for each visible case, HIDDEN elsewhere
-
-    __hash__ = object.__hash__
 
     def __str__(self) -> str:
         return f"by case {self.sums}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -18,7 +18,7 @@ from .formula import KEY, QUERY, Size
 from .grid import symbols_in
 from .language import Data, Product
 from .numbers import BOUND
-from .table import Table
+from .table import Table, kept
 from .times import Times
 
 
@@ -27,9 +27,7 @@ class Same:
     """A tensor that was read as a pattern of positions still holds it."""
 
     node: fx.Node
-    seen: torch.Tensor
-
-    __hash__ = object.__hash__
+    seen: torch.Tensor = field(compare=False)  # one tensor was seen, however often it was read
 
     def holds(self, values: Mapping[fx.Node, Any]) -> bool:
         return torch.equal(values[self.node], self.seen)
@@ -133,19 +131,16 @@ class SizeAtMost:
         return f"{self.size} <= {self.most}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SeesKey:
     """Every query that matters sees a key, or is one of those for which eager gives zero without one."""
 
     visible: Table
     exempt: Table
 
-    __hash__ = object.__hash__
-
     def __str__(self) -> str:
-        return f"every query sees a key of {self.visible}" + (
-            f" unless {self.exempt}" if self.exempt.only is None else ""
-        )
+        unless = f", unless {kept(self.exempt)}" if self.exempt.atoms else ""
+        return f"every query sees a key: {kept(self.visible)}{unless}"
 
 
 @dataclass(frozen=True)

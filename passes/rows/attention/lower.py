@@ -251,9 +251,11 @@ class _Lowering:
         return x if coef == 1 else self.b.call(aten.mul.Tensor, x, coef)
 
     def _of_heads(self, bias: ByDistance | ByBucket | ByTime) -> bool:
-        """Is it the same for all sequences?"""
+        """Is its table the same for all sequences, and are times the same for all heads?"""
         rest = bias.data.index if isinstance(bias, ByDistance) else bias.rest
-        return not any(i.axes & set(self.form.sequences) for i in rest)
+        times = (*bias.gap.query.index, *bias.gap.key.index) if isinstance(bias, ByTime) else ()
+        of_sequences = any(i.axes & set(self.form.sequences) for i in rest)
+        return not of_sequences and not any(i.axes & set(self.heads) for i in times)
 
     def _by_distance(self, bias: ByDistance | ByBucket) -> Any:
         """(H or 1, 2M - 1)."""

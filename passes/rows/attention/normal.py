@@ -14,7 +14,7 @@ from .bias import Bias
 from .checks import Check, Same, TwoValues
 from .formula import KEY, QUERY, Index, Size, Sizes, written
 from .language import KEYS, AtLeast, Atom, Data, Drop, Function, Product, Sum, truth
-from .table import Table, reduced
+from .table import Table, kept, reduced
 
 
 class Blindness(enum.Enum):
@@ -66,13 +66,6 @@ class Visible:
             if table is not None:
                 parts.append(f"{name} {kept(table)}")
         return ", ".join(parts) or "all pairs"
-
-
-def kept(table: Table) -> str:
-    """A table of truth, by the cases in which it holds."""
-    cases = [case for case, leaf in table.cases() if leaf.value]
-    text = [" & ".join(("" if v else "!") + str(a) for a, v in case.items()) for case in cases]
-    return " | ".join(f"({t})" if len(text) > 1 else t for t in text)
 
 
 @dataclass

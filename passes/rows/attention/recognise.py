@@ -149,12 +149,13 @@ class _Axes:
         return Operand(*follow(self.sizes, node, tidy(node, index)))
 
     def sequences(self, places: Iterable[tuple[fx.Node, Index]]) -> tuple[str, ...]:
-        """Axes that run over sequences of the batch, as some tensor has them in a dim of their own."""
+        """Axes that make up dims which run over sequences of the batch."""
         found = {
-            i.coefs[0][0]
+            axis
             for node, index in places
             for d, i in enumerate(index)
-            if len(i.coefs) == 1 and i == Formula.axis(i.coefs[0][0]) and self.facts.is_sequence(node, d)
+            if i.coefs and self.facts.is_sequence(node, d)
+            for axis in i.axes
         }
         return tuple(a for a in self.names if a in found and a not in (QUERY, KEY))
 

@@ -55,6 +55,13 @@ def written_case(case: dict[Atom, bool]) -> str:
     return " & ".join(("" if holds else "!") + str(atom) for atom, holds in case.items())
 
 
+def kept(table: Table) -> str:
+    """A table of truth, by the cases in which it holds."""
+    cases = [case for case, leaf in table.cases() if leaf.value]
+    text = [written_case(case) for case in cases]
+    return " | ".join(f"({t})" if len(text) > 1 else t for t in text)
+
+
 def one(leaf: Leaf) -> Table:
     return Table((), {(): leaf})
 
