@@ -82,8 +82,8 @@ def evaluated(ev: Evaluator, call: Call) -> Any:
         if len(call.leaves) == 1:
             return function(ev, call)
         raise Refused(f"{call.name} of scores and something else", ", ".join(map(str, call.leaves.values())), call.node)
-    if call.dtype == torch.bool:
-        raise Unknown(call.name)
+    if call.dtype == torch.bool or call.node in ev.after:
+        raise Unknown(call.name)  # what takes the place of a score is no tensor that the graph has without scores
     return just(Data(call.node, call.index), call.dtype)
 
 

@@ -15,13 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from turbogr_compile.shapes import symbolic_inputs
+
 from .harness import NormalForm, Refused, attentions, compare, traced
 from .packed import compare_packed
 
 B, N, D = 4, 6, 4
 LOWS = ["-INF", "LOWEST", "-1e9", "-1e4", "-65504.0", "-(2.0**32) + 1", "-8938.0", "-8937.0", "-50.0", "0.0", "1e9"]
 USUAL_LOWS = ["-INF", "LOWEST", "-1e9", "-1e4", "-(2.0**32) + 1"]
-NAMES = {"torch": torch, "F": F, "INF": torch.inf, "LOWEST": torch.finfo(torch.float64).min, "B": B, "N": N}
+NAMES = {"torch": torch, "F": F, "INF": torch.inf, "LOWEST": torch.finfo(torch.float64).min}
 INPUTS = ("q", "k", "v", "ids", "tri", "pairs", "keep", "weight", "bias", "key_bias", "rel", "sink", "times", "table")
 
 MASKS: dict[str, str] = {
@@ -140,8 +142,8 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "einsum": ("torch.einsum('bnd,bmd->bnm', q, k)", "torch.einsum('bnm,bmd->bnd', w, v)"),
     "turned": ("(k @ q.transpose(1, 2)).transpose(1, 2)", "(v.transpose(1, 2) @ w.transpose(1, 2)).transpose(1, 2)"),
     "regrouped": (
-        "(q.view(2, 2, N, 4) @ k.view(2, 2, N, 4).mT).view(B, N, N)",
-        "(w.view(2, 2, N, N) @ v.view(2, 2, N, 4)).view(B, N, 4)",
+        "(q.view(-1, 2, N, 4) @ k.view(-1, 2, N, 4).mT).view(B, N, N)",
+        "(w.view(-1, 2, N, N) @ v.view(-1, 2, N, 4)).view(B, N, 4)",
     ),
     "baddbmm": ("torch.baddbmm(bias, q, k.mT, beta=0.5, alpha=2)", "torch.bmm(w, v)"),
 }
@@ -219,7 +221,11 @@ class Program:
 
     def __str__(self) -> str:
         return "\n".join(
-            [f"def program({', '.join(INPUTS)}):  # {self.seed} {self.wanted}", *(f"    {x}" for x in self.lines)]
+            [
+                f"def program({', '.join(INPUTS)}):  # {self.seed} {self.wanted}",
+                "    B, N = ids.shape",
+                *(f"    {x}" for x in self.lines),
+            ]
         )
 
     def function(self) -> Callable[..., Tensor]:
@@ -229,40 +235,43 @@ class Program:
         return found
 
 
-def batch(kind: str, seed: int, size: float = 1.0) -> list[Any]:
+def batch(kind: str, seed: int, size: float = 1.0, b: int = B, n: int = N) -> list[Any]:
     g = torch.Generator().manual_seed(seed)
-    lengths, columns = torch.tensor([6, 3, 1, 4]), torch.arange(N)
+    lengths, columns = torch.tensor([6, 3, 1, 4])[:b].clamp(max=n), torch.arange(n)
     valid = {
         "right": columns < lengths[:, None],
-        "left": columns >= N - lengths[:, None],
-        "full": torch.ones(B, N, dtype=torch.bool),
-        "holes": torch.rand(B, N, generator=g) < 0.5,
+        "left": columns >= n - lengths[:, None],
+        "full": torch.ones(b, n, dtype=torch.bool),
+        "holes": torch.rand(b, n, generator=g) < 0.5,
         "empty": columns < (lengths - 3).clamp(min=0)[:, None],
     }[kind]
 
     def floats(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=g, dtype=torch.float64).requires_grad_()
 
-    q = (floats(B, N, D).detach() * size).requires_grad_()
-    tri = torch.ones(N, N, dtype=torch.bool).tril(0 if kind != "holes" else 1)
-    return [
-        q,
-        floats(B, N, D),
-        floats(B, N, D),
-        torch.randint(1, 9, (B, N), generator=g) * valid,
-        tri,
-        torch.rand(B, N, N, generator=g) < (1.0 if kind == "full" else 0.6),
-        valid.double(),
-        torch.rand(B, N, generator=g, dtype=torch.float64) + 0.5,
-        floats(B, N, N),
-        floats(B, N),
-        floats(2 * N - 1),
-        floats(1, 1, 1),
-        torch.randint(0, 2000, (B, N), generator=g).sort(-1).values,
-        floats(8),
-    ]
+    given = {
+        "q": (floats(b, n, D).detach() * size).requires_grad_(),
+        "k": floats(b, n, D),
+        "v": floats(b, n, D),
+        "ids": torch.randint(1, 9, (b, n), generator=g) * valid,
+        "tri": torch.ones(n, n, dtype=torch.bool).tril(0 if kind != "holes" else 1),
+        "pairs": torch.rand(b, n, n, generator=g) < (1.0 if kind == "full" else 0.6),
+        "keep": valid.double(),
+        "weight": torch.rand(b, n, generator=g, dtype=torch.float64) + 0.5,
+        "bias": floats(b, n, n),
+        "key_bias": floats(b, n),
+        "rel": floats(2 * N - 1),
+        "sink": floats(1, 1, 1),
+        "times": torch.randint(0, 2000, (b, n), generator=g).sort(-1).values,
+        "table": floats(8),
+    }
+    return [given[name] for name in INPUTS]
 
 
+SYMBOLIC = (
+    "f64[b=4, n=6, 4], f64[b=4, n=6, 4], f64[b=4, n=6, 4], i64[b=4, n=6], bool[n=6, n=6], bool[b=4, n=6, n=6], "
+    "f64[b=4, n=6], f64[b=4, n=6], f64[b=4, n=6, n=6], f64[b=4, n=6], f64[11], f64[1, 1, 1], i64[b=4, n=6], f64[8]"
+)
 BATCHES = [("right", 1, 1.0), ("left", 2, 1.0), ("holes", 3, 1.0), ("full", 4, 300.0), ("empty", 5, 1.0)]
 
 
@@ -279,21 +288,30 @@ class Outcome:
         return [f for f in self.found if "DIFFERENT" in f]
 
 
-def tried(program: Program) -> Outcome:
-    """Recognised on one batch, compared with eager on others."""
+def tried(program: Program, symbolic: bool = False) -> Outcome:
+    """Recognised on one batch, compared with eager on others; with symbolic sizes, on batches of other sizes too."""
     function, inputs = program.function(), batch("right", 0)
     try:
         with torch.no_grad():
             function(*inputs)
+        module = traced(function, inputs, symbolic_inputs(SYMBOLIC) if symbolic else None)
     except (RuntimeError, IndexError, TypeError, ValueError):
         return Outcome("invalid")
-    module = traced(function, inputs)
     found = attentions(module, inputs)
     if not found or isinstance(found[0], Refused):
         return Outcome("refused", text=str(found[0]) if found else "no attention")
     form = found[0]
     assert isinstance(form, NormalForm)
     tolerance = 1e-4 if ".float()" in str(program) else 1e-8
-    found = [compare(module, form, batch(*b), tolerance) for b in BATCHES]
-    packed = [f"packed {compare_packed(module, form, batch(*b), tolerance)}" for b in BATCHES[:3]]
-    return Outcome("accepted", [*found, *packed], str(form))
+    others = [("right", 6, 1.0, 2, 5), ("holes", 7, 1.0, 4, 3)] if symbolic and not specialised(module) else []
+    outcome = Outcome("accepted", text=str(form))
+    for later in [*BATCHES, *others]:
+        outcome.found.append(compare(module, form, batch(*later), tolerance))
+    for later in [*BATCHES[:3], *others]:
+        outcome.found.append(f"packed {compare_packed(module, form, batch(*later), tolerance)}")
+    return outcome
+
+
+def specialised(module: Any) -> bool:
+    """Did tracing fix a size?"""
+    return any(isinstance(s, int) for s in next(iter(module.graph.nodes)).meta["val"].shape[:2])

@@ -24,10 +24,10 @@ def wide_numbers():
     torch.set_default_dtype(torch.float32)
 
 
-def run(programs: list[Program]) -> Counter[str]:
+def run(programs: list[Program], symbolic: bool = False) -> Counter[str]:
     seen: Counter[str] = Counter()
     for program in programs:
-        outcome = tried(program)
+        outcome = tried(program, symbolic)
         assert not outcome.complaints, f"{outcome.complaints}\n{program}\n{outcome.text}"
         seen[outcome.status] += 1
         for found in outcome.found:
@@ -42,6 +42,11 @@ def test_every_construct(construct):
     assert seen["invalid"] < 2
 
 
+def test_symbolic_sizes():
+    seen = run([Program(seed) for seed in range(40)], symbolic=True)
+    assert seen["accepted"] >= 8 and seen["invalid"] < 10
+
+
 @pytest.mark.slow
 def test_more_of_every_construct():
     seen = run([Program(seed, construct) for construct in constructs() for seed in range(100, 110)])
@@ -50,6 +55,7 @@ def test_more_of_every_construct():
 
 @pytest.mark.skipif(not PROGRAMS, reason="by command")
 def test_as_many_as_asked_for(capsys):
-    seen = run([Program(seed) for seed in range(FIRST, FIRST + PROGRAMS)])
+    symbolic = os.environ.get("TURBOGR_SYMBOLIC", "") == "1"
+    seen = run([Program(seed) for seed in range(FIRST, FIRST + PROGRAMS)], symbolic)
     with capsys.disabled():
         print(f"\nseeds {FIRST}..{FIRST + PROGRAMS - 1}: {dict(seen)}")
