@@ -59,6 +59,7 @@ class Evaluator:
         self.softmaxes: list[softmax.Softmax] = []
         self.score_index: Index | None = None
         self.after: set[fx.Node] = set()  # nodes that depend on scores
+        self.drawn: set[fx.Node] = set()  # nodes that depend on random numbers
         self._first: dict[fx.Node, fx.Node] = {}
         self._memo: dict[tuple[fx.Node, Index], Table] = {}
         self._tables: dict[Any, int] = {}
@@ -79,7 +80,9 @@ class Evaluator:
         for node in graph.nodes:
             if node is self.qk or any(n in self.after for n in node.all_input_nodes):
                 self.after.add(node)
-            if node.op == "call_function" and not is_random(node):
+            if is_random(node) or any(n in self.drawn for n in node.all_input_nodes):
+                self.drawn.add(node)
+            elif node.op == "call_function":
                 self._first[node] = seen.setdefault((node.target, plain(node.args), plain(node.kwargs)), node)
 
     # --- what rules ask ----------------------------------------------------------------------------
@@ -251,7 +254,8 @@ class Evaluator:
 
     def _patterned(self, node: fx.Node, index: Index) -> Table | None:
         constant = self.facts.is_constant(node)
-        if not constant and (not self.speculate or self.gradients_reach(node) or node in self.after):
+        guessed = self.speculate and not self.gradients_reach(node) and node not in self.after | self.drawn
+        if not constant and not guessed:
             return None
         seen = self.facts.example(node) if rank(node) else None
         if seen is None or seen.numel() == 0:

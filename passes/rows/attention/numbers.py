@@ -166,8 +166,10 @@ def cast(ev: Evaluator, leaf: Leaf, dtype: torch.dtype) -> Any:
         return ev.compare("ne", leaf.formula) if dtype == torch.bool else ev.position(leaf.formula, dtype)
     if not dtype.is_floating_point or not leaf.dtype.is_floating_point:
         raise Unknown(f"{leaf.dtype} as {dtype}")
-    if torch.finfo(dtype).eps > torch.finfo(leaf.dtype).eps and of_scores(leaf):
-        ev.assume(f"scores rounded to {str(dtype).removeprefix('torch.')} on the way change nothing that matters")
+    if torch.finfo(dtype).eps > torch.finfo(leaf.dtype).eps:
+        if not of_scores(leaf) and leaf.const == 0:
+            raise Unknown("rounded data")  # the node itself is the term
+        ev.assume(f"what is rounded to {str(dtype).removeprefix('torch.')} on the way changes nothing that matters")
     const = torch.full((1,), leaf.const, dtype=leaf.dtype).to(dtype).item()
     return linear(dict(leaf.terms), const, dtype, leaf.peak)
 

@@ -118,9 +118,10 @@ def _chosen(condition: Table, yes: Table, no: Table) -> Table:
 def _stack(ev: Evaluator, call: Call) -> Table:
     parts, dim = call.args["tensors"], call.dim(len(call.index))
     inner = (*call.index[:dim], *call.index[dim + 1 :])
-    found = ev.at(parts[-1], inner)
-    for at, part in reversed(list(enumerate(parts[:-1]))):
-        found = _chosen(ev.test(call.index[dim] - (at + 1)), found, ev.at(part, inner))
+    tables = [_cast_table(ev, ev.at(part, inner), call.dtype) for part in parts]
+    found = tables[-1]
+    for at, table in reversed(list(enumerate(tables[:-1]))):
+        found = _chosen(ev.test(call.index[dim] - (at + 1)), found, table)
     return found
 
 

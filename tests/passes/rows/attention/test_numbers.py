@@ -130,7 +130,7 @@ def test_the_lowest_half_removes_bounded_scores_only():
 def test_casts_of_constants(dtype, to):
     x = every(dtype)
     x = x[~x.isnan()]
-    got = [cast(Evaluation(), linear({product(Data(NODE, ())): 1.0}, float(v), dtype, 0.0), to).const for v in x]
+    got = [cast(Evaluation(), linear({product(Score()): 1.0}, float(v), dtype, 0.0), to).const for v in x]
     assert torch.equal(torch.tensor(got, dtype=torch.float64), x.to(to).double())
 
 

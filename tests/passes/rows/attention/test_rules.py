@@ -741,3 +741,68 @@ def test_a_later_batch_with_a_blind_query():
     inputs[-1][:, 0, 0] = False
     inputs[-1][:, 1:] = False
     assert compare(module, form, inputs) == "blind"
+
+
+# --- half types --------------------------------------------------------------------------------------------
+
+
+HALVES = {torch.float16: 5e-3, torch.bfloat16: 4e-2}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("low", ["infinity", "lowest", "large"])
+@pytest.mark.parametrize("way", ["fill", "add"])
+def test_half_types(dtype, low, way):
+    """In halves too; the lowest number of fp16 is a large number only, since scores may come near it."""
+    number = {"infinity": -INF, "lowest": torch.finfo(dtype).min, "large": -1e4}[low]
+
+    def program(q, k, v, ids, key_bias):
+        s = q @ k.transpose(1, 2) * 0.1 + key_bias[:, None]
+        pad = (ids == 0)[:, None]
+        s = (
+            s.masked_fill(pad, number)
+            if way == "fill"
+            else s + torch.zeros(pad.shape, dtype=s.dtype).masked_fill(pad, number)
+        )
+        return s.softmax(-1) @ v
+
+    case = Case(program)
+    module, form = case.recognised(dtype=dtype)
+    assert isinstance(form, NormalForm), form
+    assert form.scale == torch.tensor(0.1).float().item()
+    free = low == "infinity" or (low == "lowest" and dtype == torch.bfloat16)
+    assert any("scores with" in a for a in form.assumptions) != free, form
+    for kind in KINDS:
+        inputs = case.inputs(kind, 1, dtype)
+        found = [compare(module, form, inputs, HALVES[dtype]), compare_packed(module, form, inputs, HALVES[dtype])]
+        assert not any("DIFFERENT" in f for f in found), (kind, found)
+
+
+def test_mixed_precision():
+    """Products in bf16, softmax in fp32, weights rounded: as autocast writes it."""
+
+    def program(q, k, v, ids):
+        s = (q.bfloat16() @ k.bfloat16().transpose(1, 2)).float() / 2
+        w = s.masked_fill((ids == 0)[:, None], torch.finfo(torch.float32).min).softmax(-1, dtype=torch.float32)
+        return w.bfloat16() @ v.bfloat16()
+
+    case = Case(program)
+    module, form = case.recognised(dtype=torch.float32)
+    assert isinstance(form, NormalForm) and form.removed_by == {"fill-lowest"}
+    assert any("bfloat16" in a for a in form.assumptions)
+    assert compare(module, form, case.inputs("right", 1, torch.float32), 4e-2) == "same"
+
+
+def test_data_that_is_rounded_stays_what_it_is():
+    def program(q, k, v, key_bias):
+        return (scores(q, k) + key_bias.bfloat16().double()[:, None]).softmax(-1) @ v
+
+    accepted(program)
+
+
+def test_nothing_is_speculated_about_random_numbers():
+    def program(q, k, v, keep):
+        return (scores(q, k) + (torch.rand_like(keep) < 0.5).double()[:, None]).softmax(-1) @ v
+
+    _, form = Case(program).recognised()
+    assert isinstance(form, NormalForm) and not form.speculations
