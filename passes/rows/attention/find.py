@@ -32,7 +32,7 @@ def candidates(node: fx.Node) -> Iterator[Candidate]:
 
     Several products may feed one score; any of them can be the scores, the others are biases then, with gradients.
     """
-    product = contraction(node)
+    product = contraction(node) if op(node) != "baddbmm" else None  # that adds something to the result
     if product is None or len(product.contracted) != 1:
         return
     (inner,) = product.contracted

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
+from .... import kernels  # noqa: F401  (defines the op)
 from .bias import Bias, ByBucket, ByCase, ByDistance, ByTime, Dense
 from .formula import DEPTH, KEY, QUERY, WIDTH, Formula, Index, Size
 from .language import AtLeast, Atom, Data, Product, Refused, Sum, Test

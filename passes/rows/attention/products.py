@@ -61,8 +61,9 @@ def _einsum(node: fx.Node) -> Contraction | None:
         return None
     operands, out = text.split("->")
     left, right = operands.split(",")
-    if any(len(set(side)) != len(side) for side in (left, right, out)):
-        return None
+    alone = set(left) ^ set(right)
+    if any(len(set(side)) != len(side) for side in (left, right, out)) or not alone <= set(out):
+        return None  # a diagonal, or a sum over a dim that one side has alone
     return Contraction(node, tensors[0], tensors[1], tuple(left), tuple(right), tuple(out))
 
 

@@ -11,7 +11,7 @@ from torch import fx
 
 from ...._torch import shape_env_of
 from .calls import arguments, op, rank, shape, value
-from .checks import OnBatch, SizeAtMost, failed
+from .checks import Check, OnBatch, SizeAtMost, failed
 from .evaluate import Evaluator
 from .facts import Facts
 from .find import FUSED, Candidate, candidates
@@ -102,15 +102,26 @@ class _Examples(Mapping[fx.Node, Any]):
         return 0
 
 
-def _broken(checks: list[OnBatch], facts: Facts) -> OnBatch | None:
+def _broken(checks: Iterable[Check], facts: Facts) -> OnBatch | None:
     """A check that the batch at hand breaks: it would never be of use."""
     for check in checks:
         try:
-            if not isinstance(check, SizeAtMost) and failed([check], _Examples(facts)) is not None:
-                return check
+            broken = None if isinstance(check, SizeAtMost) else failed([check], _Examples(facts))
         except KeyError:
             continue
+        if broken is not None:
+            return broken
     return None
+
+
+def _chain(node: fx.Node, after: set[fx.Node]) -> tuple[fx.Node, ...]:
+    """What lies between the QK product and the PV product."""
+    todo, found = [node], {node}
+    while todo:
+        new = [n for n in todo.pop().all_input_nodes if n in after and n not in found]
+        found.update(new)
+        todo += new
+    return tuple(n for n in node.graph.nodes if n in found and n is not node)
 
 
 class _Axes:
@@ -163,15 +174,15 @@ class _Axes:
         self, ev: Evaluator, table: Table, query: Operand, key: Operand, value: Operand, result: Index
     ) -> NormalForm:
         found = normalised(ev, table, self.node)
-        broken = _broken(ev.checks, self.facts)
+        checks = (*ev.checks, *found.checks)
+        broken = _broken(checks, self.facts)
         if broken is not None:
             raise Refused("not so in the batch at hand", broken, self.node)
         read = [(x.node, x.index) for x in (query, key, value)]
         read += [(a.node, a.index) for a in table.atoms if isinstance(a, Test)]
         return NormalForm(
             self.node, query, key, value, result, tuple(self.names), self.sizes, self.sequences(read),
-            **found.form, assumptions=tuple(ev.assumptions), checks=(*ev.checks, *found.checks),
-            chain=tuple(n for n in self.node.graph.nodes if n in ev.after and n is not self.node),
+            **found.form, assumptions=tuple(ev.assumptions), checks=checks, chain=_chain(self.node, ev.after),
         )  # fmt: skip
 
 

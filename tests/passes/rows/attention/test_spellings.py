@@ -330,6 +330,24 @@ def test_a_layer_is_no_attention():
     assert attentions(traced(program, inputs), inputs) == []
 
 
+def test_a_product_that_adds_to_its_result_is_no_attention():
+    def program(x, ids, times):
+        return torch.baddbmm(x, (x @ x.transpose(1, 2)).softmax(-1), x)
+
+    inputs = batch("right", 0)
+    assert attentions(traced(program, inputs), inputs) == []
+
+
+def test_a_sum_over_one_side_alone_is_no_score():
+    def program(x, ids, times):
+        s = torch.einsum("bnd,bmde->bnm", x, torch.stack([x, x * 2], -1))
+        return s.softmax(-1) @ x
+
+    inputs = batch("right", 0)
+    (found,) = attentions(traced(program, inputs), inputs)
+    assert isinstance(found, Refused) and "no product of queries and keys" in str(found)
+
+
 def test_several_products_feed_one_score():
     """As DeBERTa: one is the scores, the others are biases, with gradients."""
 
