@@ -282,6 +282,20 @@ def test_alpha_counts_on_both_sides():
     assert form.scale == pytest.approx(0.125) and str(form.biases[0]).startswith("1·")
 
 
+def test_a_parameter_with_a_large_factor_is_no_bias():
+    def program(q, k, v, key_bias):
+        return (scores(q, k) - 1e9 * key_bias[:, None]).softmax(-1) @ v
+
+    refused(program, "not known to be small")
+
+
+def test_gradients_that_stop_stay_stopped():
+    def program(q, k, v, key_bias, head):
+        return (scores(q, k) * head.detach() + key_bias.detach()[:, None]).softmax(-1) @ v
+
+    assert len(accepted(program).biases) == 1
+
+
 # --- 12, 13: factors and biases --------------------------------------------------------------------------
 
 
@@ -364,6 +378,17 @@ def test_masked_again():
         return (scores(q, k).masked_fill(~seen, -INF).softmax(-1) * seen) @ v
 
     accepted(times_nan, blind=Blindness.NAN)
+
+
+def test_a_blind_average_may_be_nan():
+    """Removed by a large number and by infinity: where infinity alone is left, 0 times the weights is NaN."""
+
+    def program(q, k, v, ids, pairs):
+        seen = (ids != 0)[:, None] & pairs
+        s = scores(q, k).masked_fill(~pairs, -1e9).masked_fill((ids == 0)[:, None], -INF)
+        return (s.softmax(-1) * seen) @ v
+
+    accepted(program, blind=Blindness.AVERAGE)
 
 
 def test_masked_after_the_softmax_only():
