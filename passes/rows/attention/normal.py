@@ -20,7 +20,7 @@ from .table import Table, kept, reduced
 class Blindness(enum.Enum):
     """What eager gives for a query that sees no key."""
 
-    NEVER = "no key is ever hidden"
+    NEVER = "none, each sees a key"
     ZERO = "zero"
     NAN = "NaN"
     AVERAGE = "an average over hidden keys"

@@ -10,10 +10,11 @@ from torch import fx
 from .bias import Bias, checks_of, classified
 from .checks import Check, LogSum, SeesKey
 from .evaluate import Evaluator
-from .formula import QUERY
+from .formula import KEY, QUERY, Sizes
 from .language import (
     KEYS,
     NO,
+    AtLeast,
     Atom,
     Average,
     Blind,
@@ -190,7 +191,7 @@ def _of_softmax(ev: Evaluator, table: Table, node: fx.Node, soft: Softmax, first
         "softmax", soft.score, cases, first.coef, first.factors, first.drop, sink=soft.sink,
         queries_kept=queries, values_kept=values, removed_by=soft.removed_by,
     )  # fmt: skip
-    if soft.hides:
+    if soft.hides and not _sees_itself(found.cases, ev.sizes):
         _set_blindness(found, blind, node)
     if len(soft.fills) and soft.sink is None:
         found.checks.append(LogSum(max(soft.fills), soft.dtype))
@@ -218,6 +219,21 @@ def _keeps(rows: list[tuple[Case, bool]], node: fx.Node) -> tuple[Table | None, 
             raise Refused(reason, ", ".join(map(str, atoms)), node)
     by_query, by_key = (reduced(t) for t in tables)
     return (by_query if by_query.atoms else None), (by_key if by_key.atoms else None)
+
+
+def _sees_itself(cases: Table, sizes: Sizes) -> bool:
+    """Is the key in the query's own column visible, whatever else holds?"""
+    if not sizes.at_least(sizes[KEY], sizes[QUERY]):
+        return False
+    for case, leaf in cases.cases():
+        on_diagonal = (
+            holds == (atom.least <= 0)
+            for atom, holds in case.items()
+            if isinstance(atom, AtLeast) and atom.coefs == ((KEY, 1), (QUERY, -1)) and isinstance(atom.least, int)
+        )
+        if leaf is HIDDEN and all(on_diagonal):
+            return False
+    return True
 
 
 def _set_blindness(found: Weights, blind: list[tuple[Case, Any]], node: fx.Node) -> None:

@@ -831,3 +831,23 @@ def test_nothing_is_speculated_about_random_numbers():
 
     _, form = Case(program).recognised()
     assert isinstance(form, NormalForm) and not form.speculations
+
+
+def test_a_query_that_sees_itself_is_never_blind():
+    def causal(q, k, v):
+        return scores(q, k).masked_fill(~TRIANGLE, -1e9).softmax(-1) @ v
+
+    def diagonal(q, k, v, ids):
+        seen = (TRIANGLE & (ids != 0)[:, None]) | torch.eye(N, dtype=torch.bool)
+        return scores(q, k).masked_fill(~seen, -INF).softmax(-1) @ v
+
+    def strict(q, k, v):
+        return scores(q, k).masked_fill(~TRIANGLE.tril(-1), -1e9).softmax(-1) @ v
+
+    def few_keys(q, k, v):
+        return (q @ k[:, :3].transpose(1, 2)).masked_fill(~TRIANGLE.T[:, :3], -1e9).softmax(-1) @ v[:, :3]
+
+    for program in (causal, diagonal):
+        assert not any("sees a key" in str(c) for c in accepted(program, blind=Blindness.NEVER).checks)
+    for program in (strict, few_keys):
+        accepted(program, blind=Blindness.AVERAGE)
