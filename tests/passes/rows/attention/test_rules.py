@@ -320,8 +320,13 @@ def test_different_biases_for_some_pairs():
         s = scores(q, k)
         return torch.where((ids != 0)[:, None], s, s * 2).softmax(-1) @ v
 
+    def weighed(q, k, v, ids):
+        w = scores(q, k).softmax(-1)
+        return torch.where((ids != 0)[:, None], w, w * 2) @ v
+
     accepted(program)
     refused(scaled, "scaled or computed differently")
+    refused(weighed, "weights are scaled differently")
 
 
 # --- 14: pointwise activations ---------------------------------------------------------------------------
@@ -550,7 +555,11 @@ def test_dropout_is_a_factor():
     def twice(q, k, v):
         return F.dropout(F.dropout(scores(q, k).softmax(-1), 0.3), 0.3) @ v
 
+    def of_a_sum(q, k, v):
+        return F.dropout(scores(q, k).softmax(-1) + 1e-3, 0.3) @ v
+
     refused(before, "dropout of scores before the activation")
+    refused(of_a_sum, "dropout")
     refused(twice, "two dropouts")
 
 
