@@ -609,8 +609,26 @@ def test_positions_need_a_wide_dtype():
         at = torch.arange(N, dtype=torch.bfloat16)
         return scores(q, k).masked_fill(at[None, :] > at[:, None], -1e9).softmax(-1) @ v
 
+    def wrapped(q, k, v):
+        at = torch.arange(N, dtype=torch.uint8) - 3  # 253 and more in the first columns
+        return scores(q, k).masked_fill((at > 1)[None, None], -1e9).softmax(-1) @ v
+
     assert text(accepted(wide)) == "distance 0..inf"
     assert text(accepted(narrow)) != "distance 0..inf"
+    assert text(accepted(wrapped)) == "keys !sub[k]>1"
+
+
+def test_positions_with_a_common_factor():
+    def program(q, k, v):
+        at = 2 * torch.arange(N)
+        return scores(q, k).masked_fill(at[None, :] >= at[:, None] + 1, -1e9).softmax(-1) @ v
+
+    def shifted(q, k, v):
+        at = 2 * torch.arange(N)
+        return scores(q, k).masked_fill(at[None, :] >= at[:, None] - 1, -1e9).softmax(-1) @ v
+
+    assert text(accepted(program)) == "distance 0..inf"
+    assert text(accepted(shifted)) == "distance 1..inf"
 
 
 def test_bytes_wrap():
@@ -694,8 +712,21 @@ def test_scores_of_other_pairs():
     def flipped(q, k, v):
         return scores(q, k).flip(-1).softmax(-1) @ v
 
+    def of_the_next_query(q, k, v):
+        return F.pad(scores(q, k)[:, 1:], [0, 0, 0, 1]).softmax(-1) @ v
+
+    def both_ways(q, k, v):
+        s = scores(q, k)
+        return (s + s.transpose(1, 2)).softmax(-1) @ v
+
+    def turned(q, k, v):
+        return scores(q, k).transpose(1, 2).softmax(-1) @ v
+
     refused(program, "roll")
     refused(flipped, "scores of other pairs")
+    refused(of_the_next_query, "scores of other pairs")
+    refused(both_ways, "read in two ways")
+    accepted(turned)
 
 
 # --- speculation -------------------------------------------------------------------------------------------
@@ -721,27 +752,26 @@ def test_speculated_masks_are_checked():
 
 def test_nothing_is_speculated_about_what_gradients_reach():
     def program(q, k, v, keep):
-        return (scores(q, k) + (1 - keep)[:, None] * -100.0).softmax(-1) @ v
+        return (scores(q, k) + (1 - keep)[:, None] * -1e9).softmax(-1) @ v
 
-    case = Case(program)
-    inputs = case.inputs("right", 0)
+    inputs = Case(program).inputs("right", 0)
+    (found,) = attentions(traced(program, inputs), inputs)
+    assert isinstance(found, NormalForm) and len(found.speculations) == 1
     inputs[-1] = inputs[-1].clone().requires_grad_()
-    module = traced(program, inputs)
-    (form,) = attentions(module, inputs)
-    assert isinstance(form, NormalForm) and not form.speculations
+    (found,) = attentions(traced(program, inputs), inputs)
+    assert isinstance(found, Refused)
 
 
 def test_one_value_is_no_mask():
-    def program(q, k, v, keep):
-        return (scores(q, k) + keep[:, None]).softmax(-1) @ v
+    """A bias that has not been trained yet, say."""
 
-    case = Case(program)
-    inputs = case.inputs("right", 0)
-    inputs[-1] = torch.zeros(B, N, dtype=torch.float64)  # a bias that has not been trained yet
-    module = traced(program, inputs)
-    (form,) = attentions(module, inputs)
-    assert isinstance(form, NormalForm) and not form.speculations
-    assert compare(module, form, case.inputs("right", 1)) == "same"
+    def program(q, k, v, keep):
+        return (scores(q, k) + keep[:, None] * -1e9).softmax(-1) @ v
+
+    inputs = Case(program).inputs("right", 0)
+    inputs[-1] = torch.zeros(B, N, dtype=torch.float64)
+    (found,) = attentions(traced(program, inputs), inputs)
+    assert isinstance(found, Refused)
 
 
 def test_terms_that_grow_are_noticed():

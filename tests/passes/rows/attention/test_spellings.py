@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from packing.zoo import BIAS, MASK, WEIGH, Seen, Sizes
 from torch import Tensor, nn
-from turbogr_compile.passes.rows.attention.bias import ByBucket, ByDistance, ByTime
+from turbogr_compile.passes.rows.attention.bias import ByBucket, ByDistance, ByTime, Dense
 from turbogr_compile.passes.rows.attention.checks import GapAtMost
 
 from turbogr_compile._torch import guard_count, shape_env_of
@@ -231,6 +231,21 @@ def test_position_bias_of_a_symbolic_distance():
 
     assert [type(b) for b in checked(program, table).biases] == [ByDistance]
     assert [type(b) for b in checked(program, table, like=SYMBOLIC + ", f64[31]").biases] == [ByDistance]
+
+
+def test_indices_before_the_first_count_from_the_last():
+    table = torch.randn(15, requires_grad=True)
+
+    def program(x, ids, times, rel):
+        at = torch.arange(N)
+        return F.silu(x @ x.transpose(1, 2) + rel[at[:, None] - at]) @ x
+
+    def all_of_them(x, ids, times, rel):
+        at = torch.arange(N)
+        return F.silu(x @ x.transpose(1, 2) + rel[at[:, None] - at - N]) @ x
+
+    assert [type(b) for b in checked(program, table).biases] == [Dense]
+    assert [type(b) for b in checked(all_of_them, table).biases] == [ByDistance]
 
 
 def test_bias_per_head():
