@@ -248,6 +248,21 @@ def test_indices_before_the_first_count_from_the_last():
     assert [type(b) for b in checked(all_of_them, table).biases] == [ByDistance]
 
 
+def test_numbers_that_distance_does_not_tell():
+    table = torch.randn(5, requires_grad=True)
+
+    def looked_up(x, ids, times, rel):
+        at = torch.arange(N)
+        return F.silu(x @ x.transpose(1, 2) + rel[(at[:, None] * at) % 5]) @ x
+
+    def constant(x, ids, times, rel):
+        at = torch.arange(N)
+        return F.silu(x @ x.transpose(1, 2) + (at[:, None] * at).double() / 7) @ x
+
+    for program in (looked_up, constant):
+        assert [type(b) for b in checked(program, table).biases] == [Dense]
+
+
 def test_bias_per_head():
     table = torch.randn(15, H, requires_grad=True)
 
