@@ -290,6 +290,17 @@ def test_t5_buckets():
     assert [type(b) for b in form.biases] == [ByBucket] and "distance 0..inf" in str(form.visible)
 
 
+def test_gaps_between_other_times_than_those_of_queries_and_keys():
+    table = torch.randn(8, requires_grad=True)
+
+    def program(x, ids, times, rel):
+        late = times[:, :, None] + times[:, None] * 2
+        gap = (late - times[:, None]).abs() // 10**6
+        return F.silu(x @ x.transpose(1, 2) + rel[gap.clamp(max=7)]) @ x
+
+    assert [type(b) for b in checked(program, table).biases] == [Dense]
+
+
 def test_a_time_beyond_the_table_is_noticed():
     table = torch.randn(4, requires_grad=True)
 
