@@ -750,6 +750,28 @@ def test_speculated_masks_are_checked():
     assert "0 or 1" in compare(module, form, inputs)
 
 
+def test_what_the_batch_at_hand_contradicts_is_not_taken():
+    """A tensor of 0 and -1e9 is no bias, though it could be one for all that the graph says."""
+
+    def program(q, k, v, keep):
+        return (scores(q, k) + keep[:, None]).softmax(-1) @ v
+
+    inputs = Case(program).inputs("right", 0)
+    inputs[-1] = torch.where(inputs[-1] == 1, 0.0, -1e9)
+    (form,) = attentions(traced(program, inputs), inputs)
+    assert isinstance(form, NormalForm) and form.removed_by == {"add"} and len(form.speculations) == 1
+
+
+def test_speculation_takes_pairs_apart():
+    """A product of two masks of rows, as DeBERTa's: pairs as they are, or keys and queries."""
+
+    def program(q, k, v, keep):
+        return scores(q, k).masked_fill(keep[:, None] * keep[:, :, None] == 0, -1e9).softmax(-1) @ v
+
+    form = accepted(program)
+    assert form.opaque == 0 and "keys" in text(form) and "queries" in text(form)
+
+
 def test_nothing_is_speculated_about_what_gradients_reach():
     def program(q, k, v, keep):
         return (scores(q, k) + (1 - keep)[:, None] * -1e9).softmax(-1) @ v

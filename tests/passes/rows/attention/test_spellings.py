@@ -147,6 +147,18 @@ def test_sizes_that_are_equal_or_one(sizes):
     assert "distance 0..inf" in str(checked(program, sizes=sizes).visible)
 
 
+def test_groups_that_lie_inside():
+    """Head h reads group h % 2. The op has heads of a group side by side, so each head is given keys of its own."""
+
+    def program(x, ids, times):
+        q = x.unflatten(-1, (4, 2)).transpose(1, 2)
+        k, v = ((x * c)[..., :4].unflatten(-1, (2, 2)).transpose(1, 2).repeat(1, 2, 1, 1) for c in (0.5, 2.0))
+        return (q @ k.transpose(2, 3)).masked_fill((ids == 0)[:, None, None], -1e9).softmax(-1) @ v
+
+    form = checked(program)
+    assert len(form.heads) == 2 and form.groups == form.heads[1:]
+
+
 # --- masks and weights of the zoo ------------------------------------------------------------------------
 
 PAIRS = {"outer-product", "targets"}  # masks that stay tensors of pairs
