@@ -141,7 +141,10 @@ def added(target: Any, x: Number | Sum, y: Number | Sum, dtype: torch.dtype, **m
         factors: calculated(target, wide, (terms.get(factors, 0.0),), (others.get(factors, 0.0),), **more)
         for factors in {**terms, **others}
     }
-    return linear(sums, calculated(target, dtype, (a,), (b,), **more), dtype, max(_peak(x), _peak(y)))
+    const = calculated(target, dtype, (a,), (b,), **more)
+    if math.isfinite(a) and math.isfinite(b):
+        _stays_finite(const, sums, x)
+    return linear(sums, const, dtype, max(_peak(x), _peak(y)))
 
 
 def scaled(target: Any, x: Number | Sum, factor: float, dtype: torch.dtype) -> Number | Sum:
@@ -153,7 +156,16 @@ def scaled(target: Any, x: Number | Sum, factor: float, dtype: torch.dtype) -> N
     scaled_terms = {factors: calculated(target, wide, (c,), factor) for factors, c in terms.items()}
     by = abs(calculated(target, wide, (1.0,), factor))
     peak = x.peak * min(1.0, by) if isinstance(x, Sum) else 0.0
-    return linear(scaled_terms, calculated(target, dtype, (const,), factor), dtype, peak)
+    product = calculated(target, dtype, (const,), factor)
+    if math.isfinite(const):
+        _stays_finite(product, terms, x)
+    return linear(scaled_terms, product, dtype, peak)
+
+
+def _stays_finite(const: float, terms: Mapping[Product, float], x: Number | Sum) -> None:
+    """A constant that overflows beside a statistic of its row need not: in a blind row the two cancel."""
+    if not math.isfinite(const) and any(isinstance(f, RowStat) for factors in terms for f in factors):
+        raise Refused("a constant that overflows beside a statistic of its row", x)
 
 
 def cast(ev: Evaluator, leaf: Leaf, dtype: torch.dtype) -> Any:
@@ -171,6 +183,8 @@ def cast(ev: Evaluator, leaf: Leaf, dtype: torch.dtype) -> Any:
             raise Unknown("rounded data")  # the node itself is the term
         ev.assume(f"what is rounded to {str(dtype).removeprefix('torch.')} on the way changes nothing that matters")
     const = torch.full((1,), leaf.const, dtype=leaf.dtype).to(dtype).item()
+    if math.isfinite(leaf.const):
+        _stays_finite(const, dict(leaf.terms), leaf)
     return linear(dict(leaf.terms), const, dtype, leaf.peak)
 
 

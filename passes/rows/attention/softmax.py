@@ -164,7 +164,18 @@ def _row_stat(ev: Evaluator, kind: str, call: Call, source: Any, given: Any, kee
     table = ev.at(source, (*rest[:dim], Formula.axis(axis), *rest[dim:]))
     if not any(of_scores(leaf) for leaf in table.leaves):
         raise Refused(f"{kind} of what scores leave behind", table, call.node)
-    return one(just(RowStat(kind, ev.table_number(table)), call.dtype))
+    stat = just(RowStat(kind, ev.table_number(table)), call.dtype)
+    return one(replace(stat, peak=_largest(kind, table)))
+
+
+def _largest(kind: str, table: Table) -> float:
+    """The largest number that a statistic may hold beside scores; what lies far below does not matter to a maximum."""
+    if any(isinstance(leaf, Position) for leaf in table.leaves):
+        return math.inf
+    numbers = [float(leaf.value) if isinstance(leaf, Number) else leaf.const for leaf in table.leaves]
+    if kind != "sum":
+        return max(0.0, *numbers)
+    return max(0.0, *(abs(x) for x in numbers if math.isfinite(x)))
 
 
 # --- a softmax that is written out ---------------------------------------------------------------------
@@ -234,7 +245,7 @@ def weights(
         argument, sink = _without_sink(ev, node, argument)
     found = Softmax(len(ev.softmaxes), node, dtype, argument, sink=sink)
     _split(ev, found)
-    _cancel(found)
+    _cancel(ev, found)
     if any(how in ("fill", "add") for how in found.removed_by):
         ev.assume(ASSUMES_BOUNDED)
     ev.softmaxes.append(found)
@@ -329,12 +340,16 @@ def _check_cap(f: Function, node: fx.Node) -> None:
     inner = f.inner
     if len(inner.terms) != 1 or inner.const != 0 or inner.terms[0][0] != product(Score()):
         raise Refused("a cap of more than scaled scores", f, node)
+    if inner.peak > peak_of(inner.dtype):
+        raise Refused("a large number was added and taken away", f"{f} (up to {inner.peak:g})", node)
 
 
-def _cancel(found: Softmax) -> None:
+def _cancel(ev: Evaluator, found: Softmax) -> None:
     """A term that all visible keys of a query share cancels; so does a constant."""
     shared = set.intersection(*(set(b.terms) for b in found.bias.values()))
     gone = {t for t in shared if all(_of_query(f) for f in t[0])}
+    for stat in {f for factors, _ in gone for f in factors if isinstance(f, RowStat)}:
+        _check_statistic(ev.table(stat.table), found)
     for bits, bias in found.bias.items():
         found.bias[bits] = without(bias, gone)
         if any(isinstance(f, RowStat) for f in found.bias[bits].factors):
@@ -347,6 +362,19 @@ def _cancel(found: Softmax) -> None:
             raise Refused("the sink is shifted otherwise than the scores", found.sink, found.node)
     elif len({b.const for b in found.bias.values()}) == 1:
         found.bias = {bits: replace(b, const=0.0) for bits, b in found.bias.items()}
+
+
+def _check_statistic(whole: Table, found: Softmax) -> None:
+    """A row that is blind to its statistic must be blind to the softmax: it is shifted by what hides its scores.
+
+    Beside a sink no row is.
+    """
+    if any(MORE_KEYS in atom.axes for atom in whole.atoms):
+        return
+    visible = Table(found.argument.atoms, {bits: bits in found.bias for bits in found.argument.rows})
+    for case, (leaf, seen) in joint(whole, visible):
+        if seen and hidden_by(leaf, found.node):
+            raise Refused("shifted by a statistic of scores that are hidden otherwise", written_case(case), found.node)
 
 
 def _of_query(f: Any) -> bool:

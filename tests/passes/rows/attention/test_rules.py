@@ -223,6 +223,26 @@ def test_a_term_of_the_query_on_some_keys_does_not_cancel():
     refused(of_scores, "a statistic of scores that some keys do not share")
 
 
+def test_statistics_of_rows_that_are_large():
+    """Found by programs at random: what a maximum is where no score is left."""
+
+    def filled_above(q, k, v):
+        s = scores(q, k).masked_fill(~TRIANGLE, 1e9)
+        return (-(s - s.amax(-1, keepdim=True))).softmax(-1) @ v
+
+    def overflows(q, k, v):
+        s = scores(q, k).masked_fill(~TRIANGLE.tril(-1), LOWEST)
+        return ((s - s.amax(-1, keepdim=True)) * 2).softmax(-1).nan_to_num(0.0) @ v
+
+    def hidden_otherwise(q, k, v, ids):
+        s = scores(q, k)
+        return (s - s.masked_fill((ids == 0)[:, None], -1e9).amax(-1, keepdim=True)).softmax(-1) @ v
+
+    refused(filled_above, "a large number was added and taken away")
+    refused(overflows, "overflows beside a statistic")
+    refused(hidden_otherwise, "hidden otherwise")
+
+
 def test_a_large_term_of_the_query_swallows_scores():
     def program(q, k, v, keep):
         return (scores(q, k) + (1 - keep)[:, :, None] * -1e9).softmax(-1) @ v
@@ -662,6 +682,10 @@ def test_cap():
     def biased(q, k, v, key_bias):
         return (torch.tanh(scores(q, k) + key_bias[:, None]) * 5).softmax(-1) @ v
 
+    def of_swallowed(q, k, v):
+        return (torch.tanh(((scores(q, k) - 1e9) + 1e9) / 5) * 5).softmax(-1) @ v
+
+    refused(of_swallowed, "a large number was added and taken away")
     refused(masked_before, "scores are replaced")
     refused(biased, "a cap of more than scaled scores")
 
