@@ -24,10 +24,10 @@ def wide_numbers():
     torch.set_default_dtype(torch.float32)
 
 
-def run(programs: list[Program], symbolic: bool = False) -> Counter[str]:
+def run(programs: list[Program], symbolic: bool = False, dtype: torch.dtype = torch.float64) -> Counter[str]:
     seen: Counter[str] = Counter()
     for program in programs:
-        outcome = tried(program, symbolic)
+        outcome = tried(program, symbolic, dtype)
         assert not outcome.complaints, f"{outcome.complaints}\n{program}\n{outcome.text}"
         seen[outcome.status] += 1
         for found in outcome.found:
@@ -45,6 +45,12 @@ def test_every_construct(construct):
 def test_symbolic_sizes():
     seen = run([Program(seed) for seed in range(20)], symbolic=True)
     assert seen["accepted"] >= 4 and seen["invalid"] < 5
+
+
+def test_single_precision():
+    torch.set_default_dtype(torch.float32)
+    seen = run([Program(seed) for seed in range(30)], dtype=torch.float32)
+    assert seen["accepted"] >= 6
 
 
 @pytest.mark.slow
