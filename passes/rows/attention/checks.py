@@ -62,7 +62,7 @@ class SizeOfScores:
         largest = abs(self.coef)
         for f in self.term:
             assert isinstance(f, Data)
-            x = values[f.node].detach().double().abs()
+            x = torch.as_tensor(values[f.node]).detach().double().abs()
             if x.numel() == 0:
                 return True
             largest *= float(1 / x.min() if f.inverse else x.max())
@@ -80,7 +80,7 @@ class Finite:
     inverse: bool
 
     def holds(self, values: Mapping[fx.Node, Any]) -> bool:
-        x = values[self.node]
+        x = torch.as_tensor(values[self.node])
         return bool(torch.isfinite(x).all()) and not (self.inverse and bool((x == 0).any()))
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ from . import indexing, pointwise, softmax, sources
 from .calls import Call, Rule, arguments, is_random, is_tensor, op, rank, value
 from .checks import Finite, OnBatch, Same, SizeAtMost, SizeOfScores, TwoValues
 from .facts import Facts
-from .formula import KEY, QUERY, Formula, Index, Sizes, written
+from .formula import KEY, QUERY, Formula, Index, Sizes, size_of, written
 from .indexing import broadcast, tidy
 from .language import (
     KEYS,
@@ -178,6 +178,8 @@ class Evaluator:
 
     def at(self, node: fx.Node, index: Index) -> Table:
         node = self.first(node)
+        if not is_tensor(node):
+            return self._size(node)
         index = tidy(node, index)
         if (node, index) not in self._memo:
             self._memo[node, index] = self._score(index) if node is self.qk else self._evaluated(node, index)
@@ -186,6 +188,15 @@ class Evaluator:
     def operand(self, node: fx.Node, index: Index) -> Table:
         """An operand that is broadcast to where `index` points."""
         return self.at(node, broadcast(node, index))
+
+    def _size(self, node: fx.Node) -> Table:
+        """A symbolic size is a position that is the same everywhere; a number made of sizes is data."""
+        found = value(node)
+        if isinstance(found, (int, torch.SymInt)) and not isinstance(found, bool):
+            return one(self.position(Formula((), size_of(found)), torch.int64))
+        if isinstance(found, (float, torch.SymFloat)):
+            return one(just(Data(node, ()), torch.float64))
+        raise Unknown("an operand that is no tensor")
 
     def _evaluated(self, node: fx.Node, index: Index) -> Table:
         try:
@@ -224,9 +235,9 @@ class Evaluator:
 
     def _pointwise(self, node: fx.Node, index: Index) -> Table:
         operands = node.all_input_nodes
-        if not operands or not all(is_tensor(x) for x in operands) or not is_tensor(node):
+        if not any(is_tensor(x) for x in operands) or not is_tensor(node):
             raise Unknown(op(node))
-        tables = [self.operand(x, index) for x in operands]
+        tables = [self.operand(x, index) if is_tensor(x) else self._size(x) for x in operands]
         if op(node) == "div" and node in self.after:
             whole = softmax.written_out(self, node, operands, tables)
             if whole is not None:

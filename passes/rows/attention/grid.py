@@ -55,7 +55,7 @@ class Grid:
 
     def tensor(self, node: fx.Node, index: Index) -> Tensor:
         """A tensor at each place; where a formula points outside of it, the case is another."""
-        x: Tensor = self.values[node]
+        x = torch.as_tensor(self.values[node])  # a size is a number
         if not index:
             return x.reshape([1] * len(self.axes))
         places = [self.formula(i).clamp(0, max(s - 1, 0)) for i, s in zip(index, x.shape, strict=True)]

@@ -221,8 +221,8 @@ class _Lowering:
 
     def _atom(self, atom: Atom, layout: Layout) -> Any:
         if isinstance(atom, AtLeast):
-            at = self.b.positions(Formula(atom.coefs), layout, {})
-            return self.b.call(aten.ge.Scalar, at, atom.least)
+            at = self.b.positions(Formula(atom.coefs) - atom.least, layout, {})
+            return self.b.call(aten.ge.Scalar, at, 0)
         assert isinstance(atom, Test)
         x = self.b.read(atom.node, atom.index, layout, {})
         if atom.how == "true":

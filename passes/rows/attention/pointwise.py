@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from .calls import Call, Rules, value
+from .calls import Call, Rules, is_tensor, value
 from .formula import Formula
 from .indexing import COPIES, broadcast
 from .language import (
@@ -129,8 +129,13 @@ def _summand(ev: Evaluator, call: Call, name: str) -> Any:
     """An operand as a number, a sum, or a plain scalar; positions count as data."""
     leaf, given = call.operand(name), call.args[name]
     if isinstance(leaf, Position):
-        return just(Data(ev.first(given), broadcast(given, call.index)), leaf.dtype)
+        return just(_as_data(ev, given, call), leaf.dtype)
     return leaf
+
+
+def _as_data(ev: Evaluator, node: fx.Node, call: Call, inverse: bool = False) -> Data:
+    """An operand as the tensor, or the size, that it is."""
+    return Data(ev.first(node), broadcast(node, call.index) if is_tensor(node) else (), inverse)
 
 
 def _in(ev: Evaluator, leaf: Any, dtype: torch.dtype) -> Number | Sum:
@@ -160,6 +165,8 @@ def _needs_float(call: Call) -> None:
 @RULES.of("add", "sub", "rsub", models=("self", "other", "alpha"))
 def _add(ev: Evaluator, call: Call) -> Leaf:
     alpha = call.args["alpha"]
+    if isinstance(alpha, fx.Node):
+        raise Unknown("a factor that is a size")
     given = [call.operand(name) for name in ("self", "other")]
     formulas = [_formula(x) for x in given]
     if any(isinstance(x, Position) for x in given) and None not in formulas and isinstance(alpha, int):
@@ -221,7 +228,7 @@ def _times_data(ev: Evaluator, call: Call, x: Sum, y: Sum, name: str, inverse: b
         raise Refused("masked scores times a tensor", f"({x}) · ({y})", call.node)
     found, node = y.single, call.args[name]
     if not isinstance(found, Data) or found.inverse:
-        found = Data(ev.first(node), broadcast(node, call.index))
+        found = _as_data(ev, node, call)
     factor = replace(found, inverse=inverse)
     ev.rely_on_factor(factor)
     return linear({product(*factors, factor): c for factors, c in x.terms}, 0.0, call.dtype, x.peak)
@@ -252,7 +259,7 @@ def _div(ev: Evaluator, call: Call) -> Leaf:
         return scaled(aten.div.Tensor, _in(ev, x, call.dtype), by, call.dtype)
     if isinstance(x, Number) and x.is_zero:
         node = call.args["other"]
-        ev.rely_on_factor(Data(ev.first(node), broadcast(node, call.index), inverse=True))
+        ev.rely_on_factor(_as_data(ev, node, call, inverse=True))
         return number(0.0, call.dtype)
     if not of_scores(x):
         raise Unknown("a quotient of data")

@@ -63,7 +63,7 @@ class RealBuilder:
         return total
 
     def read(self, node: fx.Node, index: Index, layout: Layout, sizes: dict[str, Size]) -> Tensor:
-        x: Tensor = self.values[node]
+        x = torch.as_tensor(self.values[node])
         if not index:
             return x.reshape([1] * len(layout))
         at = [self.positions(i, layout, sizes).clamp(0, s - 1) for i, s in zip(index, x.shape, strict=True)]

@@ -139,6 +139,23 @@ def test_layouts(layout, like):
     assert form.groups == (() if "grouped" in layout.__name__ else form.heads)
 
 
+def test_factors_and_limits_that_are_symbolic_sizes():
+    """Weights divided by the number of columns; a mask that compares with it; a scale made of it."""
+
+    def program(x, ids, times):
+        n = x.shape[1]
+        seen = causal(n) & (torch.arange(n) < n - 1) & (ids != 0)[:, None]
+        return F.silu(x @ x.transpose(1, 2)) / n * seen @ x
+
+    form = checked(program, like=SYMBOLIC)
+    assert len(form.post_factors) == 1 and "distance 0..inf" in str(form.visible) and form.opaque == 0
+
+    def scaled(x, ids, times):
+        return ((x @ x.transpose(1, 2)) * x.shape[1] ** -0.5).masked_fill((ids == 0)[:, None], -1e9).softmax(-1) @ x
+
+    assert len(checked(scaled, like=SYMBOLIC).score_factors) == 1
+
+
 @pytest.mark.parametrize("sizes", [(8, 8), (3, 3), (1, 8), (4, 8), (2, 2)])
 def test_sizes_that_are_equal_or_one(sizes):
     def program(x, ids, times):
