@@ -8,6 +8,7 @@ spaces     row spaces, and how the rows of two spaces relate
 sets       sets of rows as expressions, evaluated on each batch
 rowwise    ops that compute each row from the same row
 moves      ops that move rows: slices, shifts, gathers
+attention  attention as an expression that is evaluated: not in use yet
 peeling    attention, however it is spelled: ops taken off one by one
 demand     which rows of a value can influence a result
 analysis   all of the above for one graph

@@ -1,6 +1,6 @@
 """Has the judge teeth? Plant faults one at a time, run programs of every construct, and say which it notices.
 
-    python -m tests.fuzz.plant turbogr_compile.passes.rows.attention --every 10 --seconds 30 --out planted.json
+    python -m tests.fuzz.plant turbogr_compile.passes.rows.peeling --every 10 --seconds 30 --out planted.json
 
 Every mutant lives in a fork of this process. Caught: a program that was right is wrong now, or a pass fails. Shy: only
 less is packed. Survived: nothing changed on the programs that were tried; either they do not get there, or the fault

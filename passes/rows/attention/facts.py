@@ -1,0 +1,135 @@
+"""What recognition may ask about a graph beyond its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from ...._torch import outside_compilation
+from ....graph.nodes import TRAINABLE
+from .calls import is_random, is_tensor, op, rank, shape
+from .formula import ZERO, Formula, Index, Sizes
+from .indexing import broadcast, follow
+from .language import NeedsSplit
+
+
+class Facts(Protocol):
+    """Answers of the engine."""
+
+    def is_sequence(self, node: fx.Node, dim: int) -> bool:
+        """Does this dim run over sequences of the batch (and not over heads, say)?"""
+
+    def gradients_reach(self, node: fx.Node) -> bool:
+        """May a gradient flow into this value? Nothing is speculated about it then."""
+
+    def example(self, node: fx.Node) -> torch.Tensor | None:
+        """Its value in the call that is being compiled; None where that is not known."""
+
+    def is_constant(self, node: fx.Node) -> bool:
+        """Made from nothing but numbers, so that `example` holds for every batch?"""
+
+
+class GraphFacts:
+    """Answers from a graph alone and, where there are inputs, from running it on them without gradients."""
+
+    def __init__(self, module: fx.GraphModule, inputs: Sequence[Any] | None = None, sequence_dim: int = 0) -> None:
+        self.module, self.inputs, self.sequence_dim = module, inputs, sequence_dim
+        self._reached: set[fx.Node] = set()
+        self._constant: set[fx.Node] = set()
+        for node in module.graph.nodes:
+            if node.meta.get(TRAINABLE) or any(n in self._reached for n in node.all_input_nodes):
+                self._reached.add(node)
+            made = node.op == "get_attr" and not node.meta.get(TRAINABLE) and not self._requires_grad(node)
+            made = made or (node.op == "call_function" and not is_random(node))
+            if made and all(n in self._constant for n in node.all_input_nodes):
+                self._constant.add(node)
+        self._values: dict[fx.Node, Any] = {}
+        self._ran = False
+
+    def _requires_grad(self, node: fx.Node) -> bool:
+        return bool(getattr(getattr(self.module, str(node.target), None), "requires_grad", False))
+
+    def is_sequence(self, node: fx.Node, dim: int) -> bool:
+        """Does it come from the dim of an input that runs over sequences?"""
+        axis = Formula.axis("b")
+        sizes = Sizes({"b": shape(node)[dim]})
+        todo = [(node, tuple(axis if d == dim else ZERO for d in range(rank(node))))]
+        while todo:
+            try:
+                at, index = follow(sizes, *todo.pop())
+            except NeedsSplit:
+                continue
+            if at.op == "placeholder" and len(index) > self.sequence_dim and index[self.sequence_dim] == axis:
+                return True
+            todo += [(x, i) for x, i in _row_by_row(at, index) if axis in i]
+        return False
+
+    def gradients_reach(self, node: fx.Node) -> bool:
+        return node in self._reached
+
+    def is_constant(self, node: fx.Node) -> bool:
+        value = node.meta.get("val")
+        fixed = isinstance(value, torch.Tensor) and all(isinstance(s, int) for s in value.shape)
+        return fixed and node in self._constant
+
+    def example(self, node: fx.Node) -> torch.Tensor | None:
+        if node not in self._values and self.is_constant(node):
+            with outside_compilation(), torch.no_grad():
+                self._values[node] = self._made(node)
+        if node not in self._values and self.inputs is not None and not self._ran:
+            self._ran = True
+            with outside_compilation(), torch.no_grad():
+                self._values = values_of(self.module, self.inputs)
+        found = self._values.get(node)
+        return found if isinstance(found, torch.Tensor) else None
+
+    def _made(self, node: fx.Node) -> Any:
+        """The value of a constant, from its operands."""
+        todo = [node]
+        while todo:
+            at = todo[-1]
+            waiting = [n for n in at.all_input_nodes if n not in self._values]
+            if waiting:
+                todo += waiting
+                continue
+            todo.pop()
+            if at.op == "get_attr":
+                self._values[at] = getattr(self.module, str(at.target))
+            elif at not in self._values:
+                args, kwargs = fx.map_arg((at.args, at.kwargs), self._values.__getitem__)
+                self._values[at] = at.target(*args, **kwargs)  # type: ignore[operator]
+        return self._values[node]
+
+
+def _row_by_row(node: fx.Node, index: Index) -> list[tuple[fx.Node, Index]]:
+    """Operands from which a row of a result is computed, with the index of that row."""
+    match op(node):
+        case "linear" | "layer_norm":
+            return [(node.all_input_nodes[0], (*index[:-1], ZERO))]
+        case "embedding":
+            return [(node.all_input_nodes[1], index[:-1])]
+        case "dropout" | "_to_copy":
+            return [(node.all_input_nodes[0], index)]
+    if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+        return []
+    return [(n, broadcast(n, index)) for n in node.all_input_nodes if is_tensor(n)]
+
+
+class _Recorder(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.values: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.values[n] = super().run_node(n)
+        return self.values[n]
+
+
+def values_of(module: fx.GraphModule, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
+    """Every node's value for some inputs, with gradients where these have them."""
+    recorder = _Recorder(module)
+    recorder.run(*inputs)
+    return recorder.values
