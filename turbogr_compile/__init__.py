@@ -9,10 +9,12 @@ Importing this package imports nothing else, not even torch: a public name bring
 
 from __future__ import annotations
 
+import threading as _threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .ops import announce as _announce_ops
+from .registry import ROOMS as _ROOMS
 from .registry import Beside as _Beside
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ if TYPE_CHECKING:
     from .runtime.statistics import RunStatistics, statistics
     from .show.recording import Recording
 
+# Threads that ask for names at once import one after the other: rooms import each other's parts from several ends.
+_IMPORTING = _threading.RLock()
 _Beside.announce()
 _announce_ops()
 
@@ -87,8 +91,8 @@ _FROM = {
     "show.recording": "Recording",
 }
 _PUBLIC = {name: module for module, names in _FROM.items() for name in names.split()}
-# Modules that are public as they are; `import turbogr_compile` is enough to use them.
-_MODULES = ("errors", "files", "kernels", "losses", "testing")
+# `import turbogr_compile` is enough to use modules, too.
+_MODULES = (*_ROOMS, "api", "backend", "errors", "files", "losses")
 
 __all__ = [
     "CheckpointError", "Checkpoints", "ColumnWise", "Context", "ExpectationError", "GraphRun", "Hierarchical",
@@ -102,11 +106,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
-        found = getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+        with _IMPORTING:
+            found = getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
         globals()[name] = found
         return found
     if name in _MODULES:
-        return import_module(f"{__name__}.{name}")
+        with _IMPORTING:
+            return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

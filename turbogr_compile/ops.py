@@ -13,7 +13,7 @@ def announce() -> None:
     """Nothing where torch is not imported yet: importing `turbogr_compile.kernels`, or compiling, defines the ops."""
     torch = sys.modules.get("torch")
     spaces: Any = getattr(torch, "ops", None)
-    if spaces is None or "turbogr" in vars(spaces):
+    if spaces is None or f"{PACKAGE}.kernels" in sys.modules:
         return
 
     class Ops(type(spaces.aten)):  # type: ignore[misc]
@@ -22,8 +22,8 @@ def announce() -> None:
         __module__ = type(spaces.aten).__module__
 
         def __getattr__(self, name: str) -> Any:
-            if not name.startswith("_") and f"{PACKAGE}.kernels" not in sys.modules:
-                import_module(f"{PACKAGE}.kernels")
+            if not name.startswith("_"):
+                import_module(f"{PACKAGE}.kernels")  # waits for a thread that is just importing them
             return super().__getattr__(name)
 
     spaces.turbogr = Ops("turbogr")

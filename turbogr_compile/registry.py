@@ -107,7 +107,7 @@ class Registry(Generic[T]):
             if name in self._builtin():
                 self._adopt(name, importlib.import_module(self._builtin()[name]))
             elif name in self._installed():
-                self._adopt(name, self._imported(self._installed()[name]))
+                self._adopt_installed(name, self._installed()[name])
         if name not in self._registered:
             known = self.names()
             there = self._listing or (
@@ -123,6 +123,15 @@ class Registry(Generic[T]):
     def troubles(self) -> list[str]:
         """A sentence for each package that cannot be imported or whose name is taken. Imports all of them."""
         return [*self._twins(), *self._broken().values()]
+
+    def _adopt_installed(self, name: str, entry: EntryPoint) -> None:
+        imported = self._imported(entry)
+        try:
+            self._adopt(name, imported)
+        except TurbogrError as problem:
+            raise self.error(f"{self.kind} '{name}' of {_source(entry)} cannot be used: {problem}") from problem
+        if name not in self._registered:
+            raise self.error(f"{self.kind} '{name}' of {_source(entry)} is not there: importing it registers none")
 
     def _adopt(self, name: str, imported: Any) -> None:
         thing = self._load(imported)
@@ -141,7 +150,7 @@ class Registry(Generic[T]):
     def _imported(self, entry: EntryPoint) -> Any:
         try:
             return entry.load()
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             said = (str(problem).strip() or type(problem).__name__).splitlines()[0]
             raise self.error(
                 f"{self.kind} '{entry.name}' of {_source(entry)} cannot be imported: {type(problem).__name__}: {said}"

@@ -1,6 +1,6 @@
 """What the torch ops can do and their AscendC kernels cannot yet, by the arguments that ask for it.
 
-Such calls run the op's reference instead: between GE graphs (`lowering/_ascend/coverage.py`, with a remark), on an NPU
+Such calls run the op's reference instead: between GE graphs (`lowering/torchair/coverage.py`, with a remark), on an NPU
 without a graph (`torch/adapter.cpp`, with a warning), and in the twin (`twin/dispatch.py`, with a warning).
 """
 

@@ -31,9 +31,9 @@ SAYS = {
     "pipeline": "passes as values, order, manager, options, the target protocol",
     "capture": "Dynamo's graph → functional ATen → one normal form",
     "graph": "nodes, sizes, metadata, user lines, costs, text",
-    "kernels": "ops of the turbogr namespace │ every private torch API",
+    "kernels": "ops of the turbogr namespace │ every private torch API │ sampled losses",
     "registry": "rooms, and things found in them by name",
-    "files": "files that are never half written │ errors a user may see",
+    "files": "files that are never half written │ errors │ torch.ops.turbogr on demand",
 }
 
 

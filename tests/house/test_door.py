@@ -54,3 +54,28 @@ def test_ops_are_there_when_they_are_asked_for(tmp_path):
 def test_torch_finds_the_backend_without_an_import_of_ours(tmp_path):
     code = "import torch; torch.compile(lambda x: x + 1, backend='turbogr', options={'codegen': 'aten'})(torch.ones(2))"
     assert "torch._dynamo" in loaded(code, tmp_path)
+
+
+THREADS = """
+import sys, threading
+import torch, turbogr_compile
+
+def ask(what):
+    barrier.wait()
+    try:
+        eval(what)
+    except Exception as error:
+        failed.append(f"{what}: {error!r}")
+
+asked = ["turbogr_compile.plan", "turbogr_compile.Checkpoints", "turbogr_compile.shard", "turbogr_compile.compile",
+         "torch.ops.turbogr.silu_split", "torch.ops.turbogr.gather_rows", "turbogr_compile.runtime.sharding"]
+barrier, failed = threading.Barrier(len(asked)), []
+threads = [threading.Thread(target=ask, args=(what,)) for what in asked]
+[t.start() for t in threads]
+[t.join() for t in threads]
+assert not failed, failed
+"""
+
+
+def test_threads_may_come_in_at_once(tmp_path):
+    subprocess.run([sys.executable, "-c", THREADS], cwd=tmp_path, check=True, timeout=120)

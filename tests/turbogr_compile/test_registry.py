@@ -126,6 +126,14 @@ PACKAGE_FILES = {
             def finish(self, run):
                 print("watched", run.role.value)
     """,
+    "shop/leaves.py": "raise SystemExit(3)",
+    "shop/percent.py": """
+        SUMMARY = "saves 50% of time"
+        def arguments(command):
+            raise ValueError("no")
+        def run(options):
+            return 0
+    """,
     "shop/ops.py": """
         import torch
 
@@ -149,6 +157,13 @@ PACKAGE_FILES = {
         [turbogr.commands]
         sell = shop.tools
         torn = shop.nowhere
+        leaves = shop.leaves
+        empty = shop.ops
+        percent = shop.percent
+        [turbogr.targets]
+        none = shop.ops
+        [turbogr.passes]
+        lost = shop.ops
         [turbogr.instruments]
         watcher = shop.tools:Watcher
         [turbogr.row_ops]
@@ -191,7 +206,20 @@ def test_a_package_brings_commands_instruments_and_row_ops(shop):
     assert "live on" in said and "row-ops-unusable" in said and "shop.nowhere" in said
 
 
+def test_badly_shaped_packages_take_nothing_down(shop):
+    helped = told(["-m", "turbogr_compile", "--help"], shop)
+    assert "saves 50% of time" in helped and "leaves" not in helped
+    assert "shop" not in told(["-m", "turbogr_compile", "diff", "--help"], shop)
+    for command, message in (("leaves", "cannot be imported: SystemExit"), ("empty", "cannot be used: a command is"),
+                             ("percent", "cannot say what it takes: ValueError('no')")):  # fmt: skip
+        done = subprocess.run([sys.executable, "-m", "turbogr_compile", command], cwd=shop, capture_output=True,
+                              text=True, env={**os.environ, "PYTHONPATH": str(shop)})  # fmt: skip
+        assert done.returncode in (1, 2) and message in done.stderr and "Traceback" not in done.stderr
+
+
 def test_doctor_names_what_is_broken(shop):
     said = told(["-m", "turbogr_compile", "doctor"], shop)
+    assert "warning  target 'none' of package shop (shop.ops) cannot be used" in said
+    assert "warning  pass 'lost' of package shop (shop.ops) is not there: importing it registers none" in said
     assert "warning  command 'torn' of package shop (shop.nowhere) cannot be imported" in said
     assert "warning  row op 'torn' of package shop (shop.nowhere) cannot be imported" in said

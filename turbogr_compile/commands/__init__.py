@@ -18,7 +18,16 @@ from ..errors import OptionError, PipelineError, TurbogrError, did_you_mean
 from ..registry import Registry, version_of
 from .common.output import FAILED, INTERRUPTED, WRONG_USE
 
-COMMANDS: Registry[ModuleType] = Registry("command", "turbogr.commands", lambda module: module, OptionError, "commands")
+
+def _load(imported: Any) -> ModuleType:
+    """A module with a summary, arguments, and something to run."""
+    right = isinstance(getattr(imported, "SUMMARY", None), str)
+    if not right or not callable(getattr(imported, "arguments", None)) or not callable(getattr(imported, "run", None)):
+        raise OptionError("a command is a module with SUMMARY (a text), arguments(parser) and run(options)")
+    return imported
+
+
+COMMANDS: Registry[ModuleType] = Registry("command", "turbogr.commands", _load, OptionError, "commands")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,23 +55,27 @@ def parser(given: Sequence[str]) -> argparse.ArgumentParser:
     whole = _Parser(prog="turbogr", description="A compiler for generative recommenders.")
     whole.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
     commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    named = next((word for word in given if not word.startswith("-")), None)
     for name in COMMANDS.names():
-        _add(commands, name, name in given)
+        _add(commands, name, name == named)
     return whole
 
 
 def _add(commands: Any, name: str, named: bool) -> None:
     try:
         module = COMMANDS.find(name)
-        summary = module.SUMMARY
-    except (TurbogrError, AttributeError) as error:  # a package that is broken harms nobody who does not ask for it
+    except TurbogrError:  # a package that is broken harms nobody who does not ask for it
         if named:
-            raise OptionError(str(error)) from error
+            raise
         return
+    summary = module.SUMMARY.replace("%", "%%")
     command = commands.add_parser(name, help=summary, description=summary, conflict_handler="resolve")
     command.add_argument("--json", action="store_true", help="print data instead of text")
     if named:
-        module.arguments(command)  # may want a --json of its own
+        try:
+            module.arguments(command)  # may want a --json of its own
+        except Exception as error:
+            raise TurbogrError(f"command '{name}' ({module.__name__}) cannot say what it takes: {error!r}") from error
     command.set_defaults(run=module.run)
 
 

@@ -25,7 +25,7 @@ FORMAT = 2
 # Rooms that change no compiled code: they show what happened, or use the compiler as anybody does.
 _WITHOUT_CODE = {"show", "commands", "testing", "simulator", "training", "benchmarks", "examples"}
 # Of these only what the passes of the pipeline import counts.
-_BY_IMPORT = {"passes", "kernels"}
+_BY_IMPORT = {"passes"}
 
 
 def cache_key(options: Options) -> str:
@@ -71,7 +71,7 @@ def _closure(modules: Iterable[str]) -> set[str]:
         if name in seen:
             continue
         seen.add(name)
-        todo += _imports(name)
+        todo += [*_imports(name), *([name.rpartition(".")[0]] if "." in name else [])]
     return seen
 
 

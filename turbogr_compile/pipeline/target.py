@@ -154,7 +154,13 @@ def find_target(name: str) -> BaseTarget:
 
 def _load(imported: Any) -> BaseTarget:
     """A module of `lowering/` holds its target as `TARGET`; an entry point names the target itself."""
-    return getattr(imported, "TARGET", imported)
+    target = getattr(imported, "TARGET", imported)
+    lacking = [
+        name for name in ("name", "codegens", "missing", "lower", "default_codegen") if not hasattr(target, name)
+    ]
+    if lacking:
+        raise OptionError(f"{target!r} is no target: it has no {', '.join(lacking)}")
+    return target
 
 
 TARGETS: Registry[BaseTarget] = Registry("target", "turbogr.targets", _load, OptionError, room="lowering")
