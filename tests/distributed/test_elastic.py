@@ -160,6 +160,17 @@ def torchrun(folder: Path, ranks: int, disturbance: str = "", restarts: int = 0,
     # Without the last, torch's own store keeps addresses of ranks across restarts, and new ones call dead ones.
     here = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env={**os.environ, **here})
+    # Seen once under load: ranks that are through with all steps abort while Python shuts down (a thread of C++ that
+    # nobody joined). It is no loss of training, which these tests are about; the run is made once more.
+    if (
+        not disturbance
+        and done.returncode
+        and "step 20 " in done.stdout
+        and "without an active exception" in done.stderr
+    ):
+        shutil.rmtree(folder)
+        folder.mkdir()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400, env={**os.environ, **here})
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
     return done.stdout + done.stderr
 
