@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
 from .. import _torch
-from ..errors import PipelineError
+from ..errors import PipelineError, VerifyError
 from ..graph.costs import PAIRS, SEEN
 from ..graph.nodes import TRAINABLE, tensor
 from ..graph.phases import Phase, Role
@@ -22,15 +21,18 @@ from ..pipeline.context import Context
 from ..pipeline.pass_base import Pass
 from ..runtime.prologue import KEY as PROVIDER
 from ..runtime.prologue import InputRows, Unprovable, keep_original, keep_rows
-from .rows.analysis import RowAnalysis, analyse
-from .rows.emit import Emitter
+from .rows.analysis import RowAnalysis, analyse, asked_again
+from .rows.calls import arg, op, rank_of
+from .rows.deciding import OnRows
+from .rows.emit import Emitter, RuleFailed
 from .rows.installed import ROW_OPS
-from .rows.ops import arg, op, rank_of
 from .rows.program import Program, Rows, RowSet
 from .rows.report import analysis_text
 
 aten = torch.ops.aten
 DROPOUT = ("packed", "padded")
+MOST_BARRIERS = 20  # rules that may fail before the pass does
+REPORT = "this is a fault of turbogr: please report it, with the line of your model"
 
 
 @register
@@ -58,48 +60,67 @@ class PackRows(Pass):
         _fill_by_mask(graph, ctx)
         _one_result_of_layer_norm(graph, ctx)
         found = self._analyse(graph, ctx)
-        ctx.note("rows", lambda: analysis_text(found.demand))
-        capacity = getattr(ctx.options, "capacity", None)
-        emitter = Emitter(graph, found.demand, parity=self.dropout == "padded", capacity=capacity)
-        if any(emitter.lives_packed(n) for n in found.demand.wanted):
-            self._rewrite(graph, ctx, emitter)
-        for miss in found.demand.missed:
+        emitter = self._pack(graph, ctx, found)
+        for miss in emitter.an.missed:
             ctx.missed(miss.id, miss.text, miss.node, miss.hint)
 
     def _analyse(self, graph: fx.Graph, ctx: Context) -> RowAnalysis:
         unspecified = getattr(ctx.options, "padded_outputs", "strict") == "unspecified"
         with _torch.outside_compilation(), ctx.part("analyse"):
-            read = partial(analyse, graph, ctx.examples, unspecified_outputs=unspecified)
-            found = read()
-            refused = found.reads_pads()
-            if refused:
-                found = read(refused=refused)
-            alike = found.alike()
-            return read(refused=refused, alike=alike) if alike else found
+            found = analyse(graph, ctx.examples, unspecified_outputs=unspecified)
+            return _settled(found, frozenset())
 
-    def _rewrite(self, graph: fx.Graph, ctx: Context, emitter: Emitter) -> None:
+    def _pack(self, graph: fx.Graph, ctx: Context, found: RowAnalysis) -> Emitter:
+        """Pack what can be packed."""
+        emitter = self._emitter(graph, ctx, found)
+        if not _packs(found):
+            return emitter
         keep_original(graph)
         original, copies = _copy(graph)
-        before = [n for n in graph.nodes if n.op == "call_function"]
-        with ctx.rewrite("pack", *before):
+        with ctx.rewrite("pack", *(n for n in copies if n.op == "call_function")):
             with ctx.part("emit"):
-                emitter.run()
+                emitter = self._emitted(graph, ctx, emitter, found)
                 _erase_unused(graph, emitter)
             with ctx.part("program"):
-                program = emitter.program(original, copies)
-                rows = _input_rows(graph, program)
+                program = emitter.program(original, copies) if emitter.homes else None
+                rows = _input_rows(graph, program) if program is not None else None
                 if rows is not None:
                     keep_rows(graph, rows)
             for node, source in emitter.origin.items():
                 if not _torch.is_erased(node):
                     inherit(node, [source], Origin(self.name, "pack", (source.name,)))
-        self._explain(graph, ctx, emitter, program)
+        if program is not None:
+            self._explain(graph, ctx, emitter, program)
+        return emitter
+
+    def _emitter(self, graph: fx.Graph, ctx: Context, found: RowAnalysis) -> Emitter:
+        ctx.note("rows", lambda: analysis_text(found.demand))
+        capacity = getattr(ctx.options, "capacity", None)
+        return Emitter(graph, found.demand, parity=self.dropout == "padded", capacity=capacity)
+
+    def _emitted(self, graph: fx.Graph, ctx: Context, emitter: Emitter, found: RowAnalysis) -> Emitter:
+        """A rule that fails costs its op: the rest is packed without it."""
+        barriers: frozenset[fx.Node] = frozenset()
+        before = {n: (n.args, n.kwargs) for n in graph.nodes}
+        while True:
+            try:
+                emitter.run()
+                _describe(graph, ctx, emitter)
+                return emitter
+            except RuleFailed as failure:
+                at = failure.node
+                if at in barriers or len(barriers) >= MOST_BARRIERS:
+                    raise
+                _restore(graph, before)
+                barriers |= {at, *(n for n in at.all_input_nodes if op(at) == "getitem")}
+                ctx.missed("rule-failed", f"{op(at)} stays padded, because its row rule failed: {failure}", at, REPORT)
+            with _torch.outside_compilation():
+                found = _settled(found, barriers)
+            emitter = self._emitter(graph, ctx, found)
 
     def _explain(self, graph: fx.Graph, ctx: Context, emitter: Emitter, program: Program) -> None:
         """What was packed, with the numbers of the batch seen at compile time."""
-        rows = _rows_seen(program, ctx)
-        if rows is not None:
-            _note_sizes(graph, emitter, rows)
+        rows = _rows_seen(program, ctx, lambda seen: _note_sizes(graph, emitter, seen))
         for chosen in program.sets:
             values = [n for n, home in emitter.homes.items() if home == chosen]
             if values:
@@ -117,6 +138,40 @@ class PackRows(Pass):
                 node,
                 "weigh rows by the mask instead of picking them: (loss * mask).sum() / mask.sum()",
             )
+
+
+def _packs(found: RowAnalysis) -> bool:
+    return any(isinstance(d, OnRows) for d in found.demand.decisions.values())
+
+
+def _settled(found: RowAnalysis, barriers: frozenset[fx.Node]) -> RowAnalysis:
+    """Demand, once it is known which attentions would read pads and which sets are as large as others."""
+    found = asked_again(found, barriers=barriers) if barriers else found
+    refused = found.reads_pads()
+    found = asked_again(found, refused=refused, barriers=barriers) if refused else found
+    alike = found.alike()
+    return asked_again(found, refused=refused, alike=alike, barriers=barriers) if alike else found
+
+
+def _describe(graph: fx.Graph, ctx: Context, emitter: Emitter) -> None:
+    """Describe new values, so that a rule that made a wrong call is known while the graph can still be restored."""
+    try:
+        ctx.refresh()
+    except VerifyError as error:
+        found = next((n for n in graph.nodes if n.name == error.node), None)
+        source = emitter.origin.get(found) if found is not None else None
+        if source is None:
+            raise
+        raise RuleFailed(source, error) from error
+
+
+def _restore(graph: fx.Graph, before: dict[fx.Node, tuple[Any, Any]]) -> None:
+    """The graph as it was, node for node."""
+    for node, (args, kwargs) in before.items():
+        node.args, node.kwargs = args, kwargs
+    for node in reversed(list(graph.nodes)):
+        if node not in before:
+            graph.erase_node(node)
 
 
 def _input_rows(graph: fx.Graph, program: Program) -> InputRows | None:
@@ -160,12 +215,14 @@ def _dummies(kept: int, size: int) -> str:
     return f"{kept} rows of the batch seen are computed as {size}" + (f": {wasted}" if size > kept else "")
 
 
-def _rows_seen(program: Program, ctx: Context) -> Rows | None:
+def _rows_seen(program: Program, ctx: Context, note: Callable[[Rows], None]) -> Rows | None:
     if ctx.examples is None:
         return None
     try:
         with _torch.outside_compilation():
-            return program.checked(ctx.examples)
+            rows = program.checked(ctx.examples)
+            note(rows)
+            return rows
     except Unprovable as refusal:
         ctx.analysis("batch-refused", f"the batch seen at compile time runs padded: {refusal.reason}")
     return None

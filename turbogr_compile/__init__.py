@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from .graph.phases import Phase, Role
     from .graph.shapes import known
+    from .passes.rows.declaration import row_op
     from .pipeline.catalogue import register
     from .pipeline.context import Context
     from .pipeline.instrument import GraphRun, Instrument, Step
@@ -71,6 +72,7 @@ _FROM = {
     "errors": "ExpectationError OptionError PassError PipelineError RuleError TargetError TurbogrError VerifyError",
     "graph.phases": "Phase Role",
     "graph.shapes": "known",
+    "passes.rows.declaration": "row_op",
     "pipeline.catalogue": "register",
     "pipeline.context": "Context",
     "pipeline.instrument": "GraphRun Instrument Step",
@@ -100,7 +102,7 @@ __all__ = [
     "RanksLost", "Recording", "Remark", "RemarkKind", "Repeat", "Replicated", "Report", "Role", "RowAdagrad", "RowSGD",
     "RowWise", "RowWiseAdagrad", "Rule", "RuleError", "RuleSet", "RunStatistics", "Step", "TableWise", "TargetError",
     "TurbogrError", "VerifyError", "ahead", "average_gradients", "compile", "explain", "known", "plan", "random_state",
-    "register", "replay", "rule", "seed", "shard", "statistics", "watch_ranks",
+    "register", "replay", "row_op", "rule", "seed", "shard", "statistics", "watch_ranks",
 ]  # fmt: skip
 
 

@@ -9,13 +9,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from .axes import Typing
+from .calls import is_tensor, shape, size_symbols
 from .demand import ALL, DemandAnalysis
-from .meaning import Meanings
-from .ops import is_tensor, shape, size_symbols
+from .facts import Facts
 from .program import Examples, batch_of
 from .sets import Batch, Seen, Term, Terms
-from .zeros import Zeros
 
 MOSTLY = 0.9  # of all rows: nothing is gained by leaving out the rest
 GROWTH = 1.25  # keys per row that matters
@@ -99,15 +97,20 @@ def _base(term: Term) -> Term:
     return _base(term.of) if isinstance(term, Seen) else term
 
 
-def analyse(
-    graph: fx.Graph, inputs: Sequence[Any] | None = None, *, unspecified_outputs: bool = False,
-    refused: frozenset[fx.Node] = frozenset(), alike: frozenset[Terms] = frozenset(),
-) -> RowAnalysis:  # fmt: skip
-    """Axes, meanings, zeros and demand of a captured graph; `inputs` are real ones, where they are known."""
+def analyse(graph: fx.Graph, inputs: Sequence[Any] | None = None, *, unspecified_outputs: bool = False) -> RowAnalysis:
+    """Facts and demand of a captured graph; `inputs` are real ones, where they are known."""
     with torch.no_grad():
         examples = Examples(graph, inputs)
-        typing = Typing(graph)
-        meanings = Meanings(graph, typing, examples)
-        zeros = Zeros(graph, typing, meanings)
-        demand = DemandAnalysis(graph, typing, meanings, zeros, unspecified_outputs, refused, alike)
-    return RowAnalysis(graph, demand, examples)
+        facts = Facts(graph, examples)
+        return RowAnalysis(graph, DemandAnalysis(facts, unspecified_outputs), examples)
+
+
+def asked_again(
+    found: RowAnalysis, *, refused: frozenset[fx.Node] = frozenset(), alike: frozenset[Terms] = frozenset(),
+    barriers: frozenset[fx.Node] = frozenset(),
+) -> RowAnalysis:  # fmt: skip
+    """The same facts, another demand."""
+    demand = found.demand
+    with torch.no_grad():
+        new = DemandAnalysis(demand.facts, demand.unspecified_outputs, refused, alike, barriers)
+    return RowAnalysis(found.graph, new, found.examples)

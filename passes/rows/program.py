@@ -15,14 +15,17 @@ import sympy
 import torch
 from torch import fx
 
+from ... import _torch
 from ...graph.nodes import is_collective
 from ...pipeline.capacity import Capacity
 from ...runtime.prologue import Call, Unprovable, reading
+from .attending import Attention, checked_nodes
+from .attention.checks import OnBatch, SizeAtMost
+from .attention.normal import Blindness
 from .axes import Typing
+from .calls import Size
 from .meaning import Speculation, only
-from .ops import Size
-from .peeling import Attention
-from .sets import Batch, Terms, within_band
+from .sets import Batch, Shown, Terms, within_band
 from .spaces import Space
 
 Recipe = Callable[["Rows"], torch.Tensor]
@@ -109,48 +112,117 @@ class Rows:
 
 @dataclass(frozen=True)
 class SeesKey:
-    """Every demanded query of a softmax must see a key: eager averages over pads otherwise."""
+    """Every demanded query of a softmax sees a key, unless eager gives zero for it anyway.
+
+    Without one, eager gives an average over what is hidden, or no number at all.
+    """
 
     attention: Attention
     queries: RowSet
-    keys: RowSet
-    roles: tuple[str, ...]  # of its masks
     line: str
 
     __hash__ = object.__hash__
 
+    @property
+    def nodes(self) -> list[fx.Node]:
+        a, check = self.attention, self.attention.sees_key
+        assert check is not None
+        told = [p.node for p in (*a.predicates, *a.shown)] if self._is_told else a.tested(check.visible)
+        return [*told, *a.tested(check.exempt)]
+
+    @property
+    def _is_told(self) -> bool:
+        """Do predicates and distance tell what is visible, without a look at pairs?"""
+        a = self.attention
+        return a.exact and (a.self_attention or not a.bounded)
+
     def check(self, rows: Rows) -> None:
-        a, batch = self.attention, rows.batch
-        visible = rows.mask(self.keys)
+        seen = self._seen_by_predicates(rows.batch) if self._is_told else self._seen_by_pairs(rows.batch)
+        if self.attention.form.blind is Blindness.NAN:
+            # Also of queries that nobody reads: NaN times zero is NaN in the gradients of keys and values.
+            if not bool(seen.all()):
+                raise Unprovable("a query sees no valid key, and is not a number in eager", self.line)
+        elif bool((rows.mask(self.queries) & ~seen).any()):
+            raise Unprovable("a query that matters sees no valid key, and eager averages over pads", self.line)
+
+    def _seen_by_predicates(self, batch: Batch) -> torch.Tensor:
+        a = self.attention
+        visible = torch.ones(batch.extent(a.keys), dtype=torch.bool)
         for predicate in a.predicates:
             visible = visible & batch.holds(predicate, a.keys)
-        wanted = rows.mask(self.queries)
-        for predicate in a.required:
-            if bool((wanted & ~batch.holds(predicate, a.queries)).any()):
-                raise Unprovable("a query that matters is masked, and eager averages over pads", self.line)
-        if a.masks:
-            pairs = visible[:, None, None, :]
-            for mask, roles in zip(a.masks, self.roles, strict=True):
-                pairs = pairs & batch.pairs(mask.node, roles, mask.keeps)
-            seen = pairs.any(3).all(1).expand(wanted.shape)
-        elif a.self_attention and a.bounded:
-            seen = within_band(visible, -a.most, -a.least)
-        else:
-            seen = visible.any(1, keepdim=True).expand(wanted.shape)
-        if bool((wanted & ~seen).any()):
-            raise Unprovable("a query that matters sees no valid key, and eager averages over pads", self.line)
+        seen = within_band(visible, -a.most, -a.least) if a.bounded else visible.any(1, keepdim=True)
+        for predicate in a.shown:
+            seen = seen & batch.holds(predicate, a.queries)
+        return seen | self._exempt(batch).all(1)
+
+    def _seen_by_pairs(self, batch: Batch) -> torch.Tensor:
+        assert self.attention.sees_key is not None
+        pairs = Shown.of(self.attention.sees_key.visible, self.attention.pairs, self.attention.form.sizes).on(batch)
+        return (pairs.any(3) | self._exempt(batch)).all(1)
+
+    def _exempt(self, batch: Batch) -> torch.Tensor:
+        """(sequences, heads, queries), or ones."""
+        assert self.attention.sees_key is not None
+        dims = (*self.attention.pairs[:3], ())
+        return Shown.of(self.attention.sees_key.exempt, dims, self.attention.form.sizes).on(batch).squeeze(3)
+
+
+@dataclass(frozen=True)
+class Holds:
+    """What an attention relies on is so in the batch at hand."""
+
+    check_: OnBatch
+    line: str
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        return checked_nodes(self.check_)
+
+    def check(self, rows: Rows) -> None:
+        asked, batch = self.check_, rows.batch
+        holds = batch.number(asked.size) <= asked.most if isinstance(asked, SizeAtMost) else asked.holds(batch.values)
+        if not holds:
+            raise Unprovable(f"it does not hold that {asked}", self.line)
+
+
+@dataclass(frozen=True)
+class InRange:
+    """Indices lie within the table that they are looked up in, also those of rows that are left out: eager raises."""
+
+    index: fx.Node
+    count: Size
+    from_end: bool  # may they be negative?
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        return [self.index]
+
+    def check(self, rows: Rows) -> None:
+        value, count = rows.batch.values[self.index], rows.batch.number(self.count)
+        if value.numel() == 0:
+            return
+        least, most = (int(x) for x in value.aminmax())
+        if most >= count or least < (-count if self.from_end else 0):
+            raise Unprovable(f"%{self.index} holds an index that is out of range")
 
 
 @dataclass(frozen=True)
 class HasRow:
-    """Every sequence must have a row that a softmax over its columns counts: eager averages over pads otherwise."""
+    """Every sequence has a row that a softmax over its columns counts: eager averages over pads otherwise."""
 
-    rows: RowSet
+    visible: Shown  # (sequences, other dims, columns)
     line: str
 
+    @property
+    def nodes(self) -> list[fx.Node]:
+        return self.visible.nodes
+
     def check(self, rows: Rows) -> None:
-        if bool((~rows.mask(self.rows).any(1)).any()):
+        if not bool(self.visible.on(rows.batch).any(2).all()):
             raise Unprovable("a sequence has no valid row to take a softmax over", self.line)
+
+
+BatchCheck = SeesKey | Holds | InRange | HasRow
 
 
 @dataclass
@@ -162,7 +234,7 @@ class Program:
     typing: Typing
     symbols: dict[sympy.Symbol, tuple[int, int | None]]  # where a symbolic size is read: input, dim
     recipes: dict[str, Recipe]
-    checks: list[SeesKey | HasRow]
+    checks: list[BatchCheck]
     speculations: list[Speculation]
     sets: list[RowSet]
     entries: list[tuple[int, str]]  # padded floating-point inputs, which must be finite
@@ -180,7 +252,11 @@ class Program:
     __hash__ = object.__hash__
 
     def batch(self, inputs: Sequence[Any]) -> Batch:
-        return batch_of(self.typing, dict(zip(self.order, self.nodes(*inputs), strict=True)), self.symbols, inputs)
+        try:
+            values = self.nodes(*inputs)
+        except Exception as error:  # the captured graph raises it where eager does
+            raise Unprovable(f"what rows depend on cannot be computed: {type(error).__name__}") from error
+        return batch_of(self.typing, dict(zip(self.order, values, strict=True)), self.symbols, inputs)
 
     def run(self, inputs: Sequence[Any]) -> Mapping[str, torch.Tensor]:
         with torch.no_grad():
@@ -215,7 +291,7 @@ class Program:
 def verify(speculation: Speculation, value: torch.Tensor) -> None:
     """Is what was seen at compile time still so?"""
     if speculation.kind != "same":
-        if not bool(only(value, speculation.kind).all()):
+        if not bool(only(value, speculation.kind, speculation.seen).all()):
             raise Unprovable(f"%{speculation.node} no longer holds a mask's two values only")
     elif not torch.equal(value, speculation.seen):
         raise Unprovable(f"%{speculation.node} no longer holds what it held when this was compiled")
@@ -276,6 +352,8 @@ class Examples:
         assert node.op == "call_function" and callable(node.target)
         if is_collective(node):
             raise ValueError(f"%{node.name} needs the other ranks, who may be compiling something else")
+        if _torch.is_impure(node) or _torch.is_random(node) or not _torch.is_functional(node):
+            raise ValueError(f"%{node.name} writes or draws: compiling a step has no effect of its own")
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])
         return node.target(*args, **kwargs)
 

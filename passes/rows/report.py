@@ -9,11 +9,10 @@ from torch import fx
 from ...graph.provenance import line_of
 from ...graph.text import type_text
 from ...show.table import table
+from .attending import Attention
+from .calls import is_tensor
 from .demand import ALL, DemandAnalysis, named
 from .meaning import Band, Const, Holds, Iota, Meaning, OneHot, Two
-from .ops import is_tensor
-from .peeling import Attention
-from .sets import UNBOUNDED
 from .spaces import Space
 
 LONGEST = 90  # a demand in the table of values; the attention section shows it whole
@@ -79,8 +78,8 @@ def _spaces(an: DemandAnalysis, names: Names) -> list[str]:
 def _predicates(an: DemandAnalysis, names: Names) -> list[str]:
     found: dict[Any, fx.Node] = {}
     for node in an.graph.nodes:
-        two = an.meanings.two(node)
-        for literal in two.literals if two is not None else ():
+        two = an.meanings.of(node)
+        for literal in two.literals if isinstance(two, Two) else ():
             if isinstance(literal, Holds):
                 found.setdefault(literal.predicate, node)
         for predicate in an.zeros.support(node):
@@ -119,22 +118,16 @@ def _speculations(an: DemandAnalysis) -> list[str]:
     kinds = {
         "binary": "holds only 0 and 1",
         "additive": "holds only 0 and minus infinity",
+        "values": "holds only the two numbers it held when this was compiled",
         "same": "holds what it held when this was compiled",
     }
     return [_at(s.node, f"%{s.node} {kinds[s.kind]}") for s in an.meanings.speculations.values()]
 
 
 def _attention(an: DemandAnalysis, a: Attention) -> list[str]:
-    seen = [f"keys where {p}" for p in sorted(map(str, a.predicates))]
-    if a.least > -UNBOUNDED:
-        seen.append(f"query - key >= {a.least}")
-    if a.most < UNBOUNDED:
-        seen.append(f"query - key <= {a.most}")
-    seen += [f"mask of pairs %{m.node}" for m in a.masks]
-    more = [f"bias %{b.node}" for b in a.biases] + ([f"dropout {a.dropout}"] if a.dropout else [])
-    scale = f"scale {a.scale:g}" + (f", times {a.post_scale:g} after it" if a.post_scale != 1 else "")
     wanted, keys = an.wanted.get(a.node, ALL), an.wanted.get(a.value, ALL)
-    return [_at(a.node, f"%{a.node}: {a.activation}, {scale}; {', '.join([*seen, *more]) or 'every key'}"),
+    first, *rest = str(a.form).split("\n  ")
+    return [_at(a.node, f"%{a.node}: {first}"), *(f"  {line}" for line in rest),
             f"  queries: {named(wanted)}", f"  keys:    {named(keys)}"]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ that is larger than necessary is only slower.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,13 @@ import torch
 from torch import fx
 
 from ...runtime.prologue import Unprovable
+from .attention.formula import Sizes
+from .attention.grid import Places, along_groups
+from .attention.language import Atom, Test
+from .attention.table import Table
 from .axes import Axis
-from .meaning import MINUS_INFINITY, Predicate, Within
-from .ops import Size
+from .calls import Size
+from .meaning import Predicate, Within
 from .spaces import Moved, Relation, Space
 
 UNBOUNDED = 1 << 40
@@ -71,21 +75,46 @@ class Read:
 
 
 @dataclass(frozen=True)
-class SeenThrough:
-    """Keys that a mask of pairs shows to the queries of another set (or to all queries there are)."""
+class Shown:
+    """Pairs that a table of truth shows, in dims of (sequences, heads, queries, keys)."""
+
+    atoms: tuple[Atom, ...]
+    cases: tuple[tuple[tuple[bool, ...], Any], ...]
+    dims: tuple[tuple[str, ...], ...]  # axes of each dim, outermost first
+    sizes: tuple[tuple[str, Size], ...]
+
+    @staticmethod
+    def of(table: Table, dims: Iterable[tuple[str, ...]], sizes: Sizes) -> Shown:
+        groups, (atoms, cases) = tuple(dims), table.key
+        return Shown(atoms, cases, groups, tuple((axis, sizes[axis]) for group in groups for axis in group))
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        return [a.node for a in self.atoms if isinstance(a, Test)]
+
+    def on(self, batch: Batch) -> torch.Tensor:
+        """With a size of one where it does not vary."""
+        lengths = {axis: batch.number(size) for axis, size in self.sizes}
+        along = along_groups(self.dims, lengths.__getitem__)
+        return Places(along, len(self.dims), batch.values, batch.number).truth(Table(self.atoms, dict(self.cases)))
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.atoms))
+
+
+@dataclass(frozen=True)
+class VisibleTo:
+    """Keys that queries of another set see, or all queries there are."""
 
     space: Space
-    mask: fx.Node
-    roles: str  # of the mask's dims: s(equence), h(ead), q(uery), k(ey), 1
-    keeps: str  # where it is 'true', 'false', or 'additive': above minus infinity
-    queries: Space
+    pairs: Shown
     of: Term | None
 
     def __str__(self) -> str:
-        return f"keys that %{self.mask} shows" + (f" to ({self.of})" if self.of is not None else "")
+        return f"keys shown by {self.pairs}" + (f" to ({self.of})" if self.of is not None else "")
 
 
-Term = Holding | Seen | Read | SeenThrough
+Term = Holding | Seen | Read | VisibleTo
 Terms = frozenset[Term]
 
 
@@ -185,25 +214,10 @@ class Batch:
             out = torch.zeros(self.extent(term.space), dtype=torch.bool)
             out.view(-1)[index[index >= 0]] = True
             return out
-        return self._shown(term)
-
-    def _shown(self, term: SeenThrough) -> torch.Tensor:
-        pairs = self.pairs(term.mask, term.roles, term.keeps)
+        pairs = term.pairs.on(self)
         if term.of is not None:
             pairs = pairs & self.mask(term.of)[:, None, :, None]
-        rows, columns = self.extent(term.space)
-        return pairs.any(2).any(1).expand(rows, columns)
-
-    def pairs(self, mask: fx.Node, roles: str, keeps: str) -> torch.Tensor:
-        """Pairs that a mask keeps, as (sequences, heads, queries, keys), size 1 where it does not vary."""
-        value = self.values[mask]
-        value = value > MINUS_INFINITY / 2 if keeps == "additive" else value == 0 if keeps == "false" else value != 0
-        for role in "shqk":
-            if role not in roles:
-                value, roles = value.unsqueeze(0), role + roles
-        return value.permute([roles.index(r) for r in "shqk"] + [i for i, r in enumerate(roles) if r == "1"]).reshape(
-            [value.shape[roles.index(r)] for r in "shqk"]
-        )
+        return pairs.any(2).any(1).expand(self.extent(term.space))
 
 
 def within_band(queries: torch.Tensor, least: int, most: int) -> torch.Tensor:

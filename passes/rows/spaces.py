@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from .axes import Axis
-from .ops import Size
+from .calls import Size
 
 if TYPE_CHECKING:
     from .sets import Batch
@@ -91,10 +91,10 @@ class At:
         return f"column {self.column}"
 
 
-def _named(batch: Batch, node: fx.Node, out: Space, count: int) -> torch.Tensor:
-    """What an index tensor names among `count` things, for every row; negative numbers count from the end."""
+def _named(batch: Batch, node: fx.Node, out: Space, count: int, from_end: bool) -> torch.Tensor:
+    """What an index tensor names among `count` things, for every row."""
     chosen = batch.laid_out(node, batch.values[node], out).flatten().long()
-    chosen = chosen + count * (chosen < 0)
+    chosen = chosen + count * (chosen < 0) if from_end else chosen
     if bool(((chosen < 0) | (chosen >= count)).any()):
         batch.refuse(f"%{node} names a row that does not exist")
     return chosen
@@ -107,10 +107,11 @@ class Taken:
     out: Space
     into: Space
     column: fx.Node
+    from_end: bool = False  # negative numbers count from the end: x[i] allows that, gather does not
 
     def index(self, batch: Batch) -> torch.Tensor:
         columns = batch.extent(self.into)[1]
-        chosen = _named(batch, self.column, self.out, columns)
+        chosen = _named(batch, self.column, self.out, columns, self.from_end)
         return Projected(self.out, Space(self.into.sequence)).index(batch) * columns + chosen
 
     def __str__(self) -> str:
@@ -161,10 +162,11 @@ class Numbered:
     out: Space
     into: Space
     column: fx.Node
+    from_end: bool = False
 
     def index(self, batch: Batch) -> torch.Tensor:
         rows, columns = batch.extent(self.into)
-        return _named(batch, self.column, self.out, rows * columns)
+        return _named(batch, self.column, self.out, rows * columns, self.from_end)
 
     def __str__(self) -> str:
         return f"row %{self.column}"

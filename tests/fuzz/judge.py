@@ -181,7 +181,7 @@ def _compare_tensors(a: torch.Tensor, b: torch.Tensor, tolerance: float, scale: 
     own = float(a[both].abs().max()) if bool(both.any()) else 0.0
     error = float((a - b)[both].abs().max()) if bool(both.any()) else 0.0
     # A gradient that is all but zero has the rounding errors of the others; in a narrow type, all of them.
-    measure = max(own, (1e-3 if tolerance == TOLERANCE[torch.float64] else 1.0) * scale, 1e-4)
+    measure = max(own, (1e-2 if tolerance == TOLERANCE[torch.float64] else 1.0) * scale, 1e-4)
     if error > tolerance * measure:
         return "different", f"{error:.1e} off, of {own:.1e}", error / measure
     if not bool((both | (a == b) | (a.isnan() & b.isnan())).all()):

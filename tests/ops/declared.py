@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from turbogr_compile.passes.rows import axes, ops, rowwise, spaces, zeros
+from turbogr_compile.passes.rows import axes, rowwise, spaces
+from turbogr_compile.passes.rows.declaration import declared
+from turbogr_compile.passes.rows.zeros import Zeros
 from turbogr_compile.testing import trace_graph
 
 
@@ -41,16 +43,26 @@ class Declarations:
 
     def claims(self, node: fx.Node, leaves: Sequence[Any]) -> Iterator[Claim]:
         """Axes along which the op is said to be row-wise; `leaves` are its arguments, nodes among them."""
-        if not isinstance(node.meta.get("val"), torch.Tensor):
+        results = self._results(node)
+        if not results:
             return
         for axis, where in self._axes(leaves).items():
             if len({i for i, _ in where}) != len(where):
                 continue  # a tensor of pairs
-            result = self._typing.atoms(node)
-            at = [d for d, atoms in enumerate(result) if axis in atoms]
-            whole = len(at) == 1 and result[at[0]] == [axis]
+            places = [[d for d, atoms in enumerate(result) if axis in atoms] for result in results]
+            at = places[0]
+            whole = len(at) == 1 and all(p == at and r[at[0]] == [axis] for p, r in zip(places, results, strict=True))
             if whole and self._rowwise.why_mixed(node, spaces.Space((axis,), ())) is None:
                 yield Claim(node, tuple(where), at[0])
+
+    def _results(self, node: fx.Node) -> list[axes.Dims]:
+        """Dims of the result, or of each of several; nothing where they are not known."""
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return [self._typing.atoms(node)]
+        parts = self._typing._parts.get(node, [])
+        known = [[self._typing.axes.atoms(d) for d in part] for part in parts if part is not None]
+        return known if isinstance(value, (list, tuple)) and len(known) == len(value) else []
 
     def _axes(self, leaves: Sequence[Any]) -> dict[Any, list[tuple[int, int]]]:
         found: dict[Any, list[tuple[int, int]]] = {}
@@ -66,4 +78,35 @@ class Declarations:
         return found
 
     def keeps_zero(self, node: fx.Node) -> bool:
-        return ops.op(node) in zeros._KEEPS_ZERO or ops.op(node) in zeros._LINEAR_IN_ROWS
+        """Is the result said to be zero where the first operand is?"""
+        found = declared(node)
+        if found is None or found.zeros is None or node in self._typing.untyped or not node.args:
+            return False
+        return bool(found.zeros(_FirstIsZero(self._typing, node.args[0]), node))
+
+
+class _FirstIsZero(Zeros):
+    """Of one operand it is known where it is zero, of the others nothing."""
+
+    def __init__(self, typing: axes.Typing, zero: Any) -> None:
+        self.typing, self._zero, self.meanings = typing, zero, _NoMeanings()
+
+    def support(self, node: Any) -> Any:
+        return frozenset({"zero"} if node is self._zero else ())
+
+    def support_beside(self, node: Any, *dims: int) -> Any:
+        return self.support(node)
+
+    def factor(self, node: Any) -> Any:
+        return self.support(node)
+
+
+class _NoMeanings:
+    def constant(self, value: Any) -> Any:
+        return value if isinstance(value, (bool, int, float)) else None
+
+    def two(self, node: Any) -> None:
+        return None
+
+    def describes_rows(self, node: Any) -> bool:
+        return False

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import turbogr_compile
 from turbogr_compile import Instrument, Role
-from turbogr_compile.passes.rows.bias import bucket_bounds, by_distance
+from turbogr_compile.passes.rows.attention.bias import by_distance
+from turbogr_compile.passes.rows.attention.times import bucket_bounds
 
 B, N, D, H = 5, 13, 8, 2  # no other size is a multiple of N
 PIPELINE = "remove-noops, fold-views, eliminate-common, pack-rows"
@@ -177,7 +178,7 @@ class Slopes(Bias):
 
 BY_POSITION = [
     PadRepeatSlice, Indexed, IndexedInALongerTable, ByHead, ByHeadGathered, Clipped, Buckets, Unfolded, Mirrored,
-    OnlyNear, StackedRows, Scaled, MadeFromTheTable, Frozen, TwoTables,
+    OnlyNear, Scaled, MadeFromTheTable, Frozen, TwoTables,
 ]  # fmt: skip
 
 
@@ -348,7 +349,7 @@ class FractionalTime(Time):
 
 
 PER_PAIR = [
-    PairTable, ByKey, AlmostByDistance, SquashedPairs, Stopped, FirstIsPadding, OfTheBatch, SignedTime, TimeOfDay,
+    PairTable, StackedRows, AlmostByDistance, SquashedPairs, Stopped, FirstIsPadding, OfTheBatch, SignedTime, TimeOfDay,
     TimeReversed, FractionalTime,
 ]  # fmt: skip
 
@@ -503,7 +504,8 @@ def check_model(model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]]) -> t
         for name, gradient in expected.items():
             assert gradient is not None, name
             assert gradient.abs().max() > 0 or isinstance(getattr(model, "bias", None), Stopped | Slopes), name
-            torch.testing.assert_close(actual[name], gradient, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+            found = actual[name] if actual[name] is not None else torch.zeros_like(gradient)
+            torch.testing.assert_close(found, gradient, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
     with made:
         gradients(step, model, inputs)
     mine = [s for s in turbogr_compile.statistics() if s not in older]
@@ -550,10 +552,16 @@ def test_a_second_bias_by_time_is_one_of_pairs():
     assert kept.biases == {"time", "pairs"}
 
 
-@pytest.mark.parametrize("bias", [PairsAndPosition, FlatSum])
-def test_only_the_rest_of_a_sum_is_of_pairs(bias):
+def test_a_bias_of_keys_is_never_one_of_pairs():
+    kept, made = check(ByKey(), softmax=False)
+    assert kept.biases == {"pairs"}
+    assert not kept.pairs and not made
+
+
+@pytest.mark.parametrize(("bias", "others"), [(PairsAndPosition, {"position"}), (FlatSum, {"position", "time"})])
+def test_only_the_rest_of_a_sum_is_of_pairs(bias, others):
     kept, _ = check(bias(), softmax=True)
-    assert kept.biases == {"position", "pairs"}
+    assert kept.biases == {*others, "pairs"}
 
 
 def test_constant_bias_by_position():
@@ -587,14 +595,14 @@ def test_sequences_of_any_length():
 @pytest.mark.parametrize(("queries", "keys"), [(4, 4), (3, 5), (5, 3), (1, 4), (4, 1), (1, 1)])
 def test_by_distance(queries, keys):
     apart = torch.arange(queries)[:, None] - torch.arange(keys)
-    labels = torch.stack([100 + apart, 200 - apart])
-    entries = by_distance(labels)
+    pairs = 100 + apart
+    entries = by_distance(pairs)
     most = max(queries, keys)
-    assert entries.shape == (2, 2 * most - 1)
-    assert torch.equal(entries[:, apart + most - 1], labels)
+    assert entries.shape == (2 * most - 1,)
+    assert torch.equal(entries[apart + most - 1], pairs)
     if queries > 1 and keys > 1:
-        labels[1, -1, -1] += 1
-        assert by_distance(labels) is None
+        pairs[-1, -1] += 1
+        assert by_distance(pairs) is None
 
 
 FUNCTIONS = {
@@ -612,13 +620,14 @@ FUNCTIONS = {
 def test_bucket_bounds(name):
     """Buckets of small and of large gaps are those of the function itself."""
     bucket, entries = FUNCTIONS[name], 40
-    first, bounds = bucket_bounds(bucket, entries)
+    first, bounds, most = bucket_bounds(bucket, entries)
     gaps = torch.cat([torch.arange(5000), torch.logspace(3, 18, 3001, dtype=torch.float64).long()])
     gaps = torch.cat([gaps, *(torch.tensor(bounds)[:, None] + torch.tensor([-1, 0, 1])).unbind(1)]).clamp(min=0)
     wanted = bucket(gaps)
     within = wanted < entries
     found = first + torch.bucketize(gaps, torch.tensor(bounds), right=True)
     assert torch.equal(found[within], wanted[within])
+    assert torch.equal(within, gaps <= most) if most is not None else within.all()
 
 
 @pytest.mark.parametrize("bucket", [lambda x: -x, lambda x: 5 - x.clamp(max=5), lambda x: x * 0 + 2, lambda x: x - 1])

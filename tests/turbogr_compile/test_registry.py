@@ -144,13 +144,15 @@ PACKAGE_FILES = {
         twice.register_autograd(lambda ctx, grad: grad * 2)
     """,
     "shop/rules.py": """
-        from turbogr_compile.passes.rows.axes import typed
-        from turbogr_compile.passes.rows.emit import emits
-        from turbogr_compile.passes.rows.rowwise import rowwise
+        import turbogr_compile
 
-        typed("shop::twice")(lambda typing, node: list(typing.dims(node.args[0])))
-        rowwise("shop::twice")(lambda check, node, space: None)
-        emits("shop::twice")(lambda emitter, node, rows: emitter.call(node.target, emitter.packed(node.args[0], rows)))
+        turbogr_compile.row_op(
+            "shop::twice",
+            models=("x",),
+            axes=lambda typing, node: typing.dims(typing.arg(node, "x")),
+            mixes=lambda check, node, space: None,
+            packed=lambda emitter, node, rows: emitter.again(node, x=emitter.packed(emitter.arg(node, "x"), rows)),
+        )
     """,
     "shop-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: shop\nVersion: 1.0\n",
     "shop-1.0.dist-info/entry_points.txt": """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -36,6 +36,7 @@ __all__ = [
     "new_row_count",
     "propagate",
     "shape_env_of",
+    "sizes_allowed",
     "statically_known_true",
     "symbolic_int",
     "trying",
@@ -66,6 +67,16 @@ def guard_count(env: ShapeEnv | None) -> int:
 
 def new_guards(env: ShapeEnv | None, since: int) -> list[str]:
     return [str(g.expr) for g in env.guards[since:]] if env is not None else []
+
+
+def sizes_allowed(env: ShapeEnv | None, sizes: Mapping[Any, int]) -> bool:
+    """Do numbers for symbolic sizes fulfil everything that the compilation assumed about these?"""
+    if env is None:
+        return False
+    equal = {symbol: known.subs(sizes) for symbol, known in env.replacements.items()}
+    numbers = {**sizes, **equal}
+    bounds = [env.var_to_range[s].lower <= n for s, n in numbers.items() if s in env.var_to_range]
+    return all(bounds) and all(g.expr.subs(numbers) != False for g in env.guards)  # noqa: E712 (sympy's False)
 
 
 def ignore_fresh_unbacked(env: ShapeEnv | None) -> AbstractContextManager[Any]:

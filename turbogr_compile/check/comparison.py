@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,10 +45,16 @@ class Result:
 
 
 class Comparison:
-    """Runs the captured graph and the rewritten one on the same numbers."""
+    """Runs the captured graph and the rewritten one on the same numbers.
 
-    def __init__(self, captured: fx.GraphModule, rewritten: Callable[..., Any]) -> None:
-        self.captured, self.rewritten = captured, rewritten
+    `added` computes what the rewritten graph takes besides the inputs; it raises Unprovable for a batch that the graph
+    refuses, and nothing runs then.
+    """
+
+    def __init__(
+        self, captured: fx.GraphModule, rewritten: Callable[..., Any], added: Callable[[Sequence[Any]], Sequence[Any]]
+    ) -> None:
+        self.captured, self.rewritten, self.added = captured, rewritten, added
         graph = captured.graph
         placeholders = graph.find_nodes(op="placeholder")
         self.names = [n.name for n in placeholders]
@@ -58,6 +65,7 @@ class Comparison:
     def differences(self, inputs: Sequence[Any]) -> list[str]:
         """What differs, in words; empty when nothing does. Raises Unprovable where the rewritten graph refuses."""
         with _random_state_kept(inputs), _unseen():
+            served = self._served(inputs)
             seeded = torch.get_rng_state()
             try:
                 expected = self._results(self.captured.forward, inputs)
@@ -65,7 +73,7 @@ class Comparison:
                 raise NotComparable(f"{type(error).__name__}: {error}") from error
             torch.set_rng_state(seeded)  # what both draw, they draw alike
             try:
-                actual = self._results(self.rewritten, inputs)
+                actual = self._results(served, inputs)
             except Unprovable:
                 raise
             except Exception as error:
@@ -77,10 +85,25 @@ class Comparison:
         found.sort(key=lambda i: (expected[i].derived, -_relative(expected[i].value, apart[i])))
         return [_difference(expected[i], actual[i], apart[i]) for i in found]
 
+    def differs(self, inputs: Sequence[Any]) -> bool:
+        try:
+            return bool(self.differences(inputs))
+        except (Unprovable, NotComparable):
+            return False
+
     def again(self, inputs: Sequence[Any]) -> None:
         """The compiled graph once more, backward included, for somebody who watches it."""
         with _random_state_kept(inputs), _unseen():
-            self._results(self.rewritten, inputs)
+            self._results(self._served(inputs), inputs)
+
+    def _served(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+        try:
+            added = self.added(inputs)
+        except Unprovable:
+            raise
+        except Exception as error:  # of the rewritten graph, where the captured one may be fine
+            return partial(_raise, error)
+        return lambda *given: self.rewritten(*given, *added)
 
     def _noise(self, expected: list[Result], inputs: Sequence[Any]) -> list[float]:
         """What rounding does to each result of the captured graph."""
@@ -104,6 +127,10 @@ class Comparison:
         gradients = _gradients([v.value for v in values], leaves) if differentiable else {}
         plain = [Result(v.what, v.value.detach() if isinstance(v.value, torch.Tensor) else v.value) for v in values]
         return plain + [Result(f"the gradient of {self.names[i]}", g, derived=True) for i, g in gradients.items()]
+
+
+def _raise(error: Exception, *inputs: Any) -> Any:
+    raise error
 
 
 def _listed(result: Any) -> list[Any]:

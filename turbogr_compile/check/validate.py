@@ -1,43 +1,46 @@
 """Translation validation: a compiled graph is tried against the graph as it was captured, before it is trusted.
 
 `verify="validate"`, the default, tries the first call of each graph that a pass rewrote: on the caller's batch, and on
-a batch made of it in which sequences have other lengths (disturbance.py). `verify="shadow:3"` compares the first calls
-as they come, and says aloud what cannot be compared. Both run on stand-ins; nothing that the step writes is written
-twice.
+a batch made of it in which sequences have other lengths (disturbance.py). Where the padded step is larger than the
+budget, a few sequences of the batch are tried instead (sampling.py). `verify="shadow:3"` compares the first calls as
+they come, and says aloud what cannot be compared. Both run on stand-ins; nothing that the step writes is written twice.
 
-A compiled graph that differs is not used: all its calls run the captured graph, and a remark names the pass.
+A compiled graph that differs is not used: all its calls run the captured graph, and a warning says so (watched.py).
 
-What is not tried, and why, is a remark: a step whose padded form is larger than the budget, one that exchanges data
-with other ranks, one whose random numbers are drawn elsewhere once it is compiled. Dropout is switched off in both
-graphs while they are compared; the passes are then tried, and code generation is not.
+A graph that exchanges data with other ranks is compared on one rank alone, with local functions in the place of
+collectives (stand_ins.py), op by op. Dropout is switched off in both graphs while they are compared. In both cases the
+passes are tried, and code generation is not. What is not tried at all, and why, is a remark.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import fx
 
 from .. import _torch
-from ..errors import VerifyError
 from ..graph import costs
-from ..graph.nodes import is_collective
 from ..graph.phases import Phase
 from ..graph.provenance import line_of
-from ..pipeline.instrument import GraphRun, Instrument
+from ..pipeline.instrument import GraphRun, Instrument, Step
 from ..pipeline.remarks import Remark, RemarkKind, warn
-from ..runtime.prologue import Call, InputRows, Provider, Unprovable, rows_of, supply
+from ..runtime.prologue import Call, Exchange, Provider, RanksApart, exchanges, providers, rows_of, supply
 from ..runtime.prologue import draws as drawn_outside
+from ..runtime.ranks import agreement
 from ..runtime.statistics import RunStatistics
-from .comparison import Comparison, NotComparable
-from .disturbance import disturbed
+from . import stand_ins
+from .comparison import Comparison
+from .sampling import CannotSample, Sample, Sizes, sample_for
+from .watched import DIFFERS, Trial, Verdict, Watched, counted
 
-DIFFERS = "differs from the captured graph"
+__all__ = ["DIFFERS", "VALIDATION", "Plan", "Validation", "draws", "undropped"]
 GIB = 1 << 30
-_SHOWN = 3
+_SHARE_OF_SAMPLES = 0.25  # of the budget: what is a part anyway need not take as long as the largest whole
+_NEVER = "calls are not compared with the captured graph"
 _SHARES = ("p", "dropout_p", "dropout")
 _SWITCHES = ("train", "training")
 
@@ -58,6 +61,32 @@ SHADOW_CALLS = 3
 VALIDATION = Plan(calls=1, disturbed=True, aloud=False, flops=3e11, bytes=4 * GIB)
 
 
+@dataclass(frozen=True)
+class Obstacle:
+    """Why calls are not compared with the captured graph, where, and what to do about it."""
+
+    text: str
+    node: fx.Node | None = None
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The graph as a pass left it."""
+
+    step: Step | None
+    graph: fx.Graph
+
+    def __str__(self) -> str:
+        if self.step is None:
+            return "capture"
+        done = self.step.context.rewrites if self.step.context is not None else []
+        rules = ", ".join(dict.fromkeys(" of %".join([r.rule, *r.sources[-1:]]) for r in done[:2])) + (
+            ", …" if len(done) > 2 else ""
+        )
+        return f"{self.step.number:03} {self.step.pass_.spec}" + (f" ({rules})" if rules else "")
+
+
 class Validation(Instrument):
     """Keeps the captured graph from before the first pass, and compares the compiled one with it."""
 
@@ -65,11 +94,26 @@ class Validation(Instrument):
         self.plan, self.on_error = plan, on_error
         self.outputs_compare = outputs_compare  # padded rows that may hold anything have no right value
         self.kept: fx.Graph | None = None
-        self.undrawn: fx.Graph | None = None  # the rewritten graph, where both must run with dropout off
+        self.stages: list[Stage] = []  # the graph after each pass, as long as one rank can run it by itself
+        self.untried: list[str] = []  # passes after those
+        self.reaches_others = self.op_by_op = False
+        self.sample: Sample | None = None
+        self.obstacle = ""
 
     def start(self, run: GraphRun) -> None:
         if run.phase is Phase.PRE_GRAD:
             self.kept = _torch.copy_graph(run.graph)
+            self.stages, self.untried, self.sample, self.obstacle = [], [], None, ""
+            self.reaches_others = any(map(stand_ins.reaches_others, run.graph.nodes))
+            self.op_by_op = self.reaches_others or _drops_something(run.graph)
+
+    def after(self, run: GraphRun, step: Step) -> None:
+        if run.phase is not Phase.PRE_GRAD or not step.changed:
+            return
+        if exchanges(providers(run.graph)):
+            self.untried.append(step.pass_.name)
+        else:
+            self.stages.append(Stage(step, _torch.copy_graph(run.graph)))
 
     def finish(self, run: GraphRun) -> None:
         """Before the recording instruments finish, so that they have the remark."""
@@ -79,48 +123,68 @@ class Validation(Instrument):
         if not any(step.changed for step in run.steps) and not self.plan.aloud:
             self.kept = None  # the compiled graph is the captured one
             return
-        self.undrawn = _torch.copy_graph(run.graph) if _drops_something(self.kept) else None
-        self._say_what_stands_in_the_way(run)
+        obstacle = self._obstacle(self.kept, run) or self._too_large(self.kept, run)
+        if obstacle is not None:
+            self._not_compared(run, obstacle)
+        elif self.reaches_others:
+            text = "in the place of exchanges with others, calls are compared with functions of this rank's own data"
+            text += f"; not compared: {', '.join(self.untried)}" if self.untried else ""
+            run.remarks.append(Remark(RemarkKind.ANALYSIS, "compared-in-part", "validate", text))
 
-    def _say_what_stands_in_the_way(self, run: GraphRun) -> None:
-        assert self.kept is not None
-        found = self._obstacle(self.kept, run)
-        if found is None:
-            return
-        text, node, hint = found
+    def _not_compared(self, run: GraphRun, obstacle: Obstacle) -> None:
+        node, self.obstacle, self.kept = obstacle.node, obstacle.text, None
         kind = RemarkKind.MISSED if self.plan.aloud else RemarkKind.ANALYSIS
         line = line_of(node) if node is not None else None
         who = "shadow" if self.plan.aloud else "validate"
-        remark = Remark(kind, "not-compared", who, text, line, node.name if node is not None else "", hint)
+        remark = Remark(
+            kind, "not-compared", who, obstacle.text, line, node.name if node is not None else "", obstacle.hint
+        )
         run.remarks.append(remark)
-        self.kept = None
         if self.plan.aloud and self.outputs_compare:
             warn(str(remark))
 
-    def _obstacle(self, graph: fx.Graph, run: GraphRun) -> tuple[str, fx.Node | None, str] | None:
-        """Why calls are not compared with the captured graph, where, and what to do about it."""
-        never = "calls are not compared with the captured graph"
+    def _obstacle(self, graph: fx.Graph, run: GraphRun) -> Obstacle | None:
         asked = next((s.pass_ for s in run.steps if s.changed and s.pass_.changes_numbers()), None)
         if asked is not None and not self.plan.aloud:
-            return f"{asked.spec} changes the numbers, as was asked for: {never}", None, ""
+            return Obstacle(f"{asked.spec} changes the numbers, as was asked for: {_NEVER}")
         if not self.outputs_compare:
-            return f"padded_outputs is 'unspecified': {never}", None, "compile the loss too"
-        exchange = next((n for n in graph.nodes if _acts_outside(n)), None)
+            return Obstacle(f"padded_outputs is 'unspecified': {_NEVER}", hint="compile the loss too")
+        acting = next(filter(stand_ins.may_act, graph.nodes), None)
+        if acting is not None:
+            hint = "an op that only computes its result is declared by turbogr_compile.row_op"
+            return Obstacle(f"{acting.target} may do more than compute its result: {_NEVER}", acting, hint)
+        if self.untried and not self.stages:
+            return Obstacle(f"no pass changed what one rank can run by itself: {_NEVER}")
+        exchange = stand_ins.without_stand_in(graph)
         if exchange is not None:
-            return f"the graph exchanges data with others: its {never}", exchange, ""
-        outside = drawn_outside(_providers(run.graph))
-        drawing = next((n for n in graph.nodes if draws(n)), None)
-        if drawing is not None and outside:
-            return f"random numbers are drawn before the step: {never}", drawing, ""
-        for what, counted, most, unit in (
-            ("FLOPs", costs.cost(graph).flops, self.plan.flops, ""),
-            ("memory", costs.cost(graph).bytes, self.plan.bytes, "B"),
-        ):
-            size = costs.at_hints(counted, graph)
-            if size is not None and size > most:
-                hint = "verify='shadow' compares all the same"
-                need = f"{costs.human(size)}{unit} of {what}"
-                return f"the captured step would take {need}, more than {costs.human(most)}{unit}: {never}", None, hint
+            return Obstacle(f"the graph exchanges data with others by {exchange.target}: its {_NEVER}", exchange)
+        drawing = next(filter(draws, graph.nodes), None)
+        if drawing is not None and drawn_outside(providers(run.graph)):
+            return Obstacle(f"random numbers are drawn before the step: all of its {_NEVER}", drawing)
+        return None
+
+    def _too_large(self, graph: fx.Graph, run: GraphRun) -> Obstacle | None:
+        """Sets the sample that is small enough, where there is one."""
+        cost = costs.cost(graph)
+        budget = ((cost.flops, self.plan.flops, "FLOP", ""), (cost.bytes, self.plan.bytes, "B", " of memory"))
+
+        def excess(sizes: Sizes, share: float = 1.0) -> str:
+            for formula, most, unit, what in budget:
+                size = costs.at_hints(formula.subs(sizes), graph)
+                if size is not None and size > share * most:
+                    return f"{costs.human(size, unit)}{what}, more than {costs.human(most, unit)}"
+            return ""
+
+        too_much = excess({})
+        if not too_much:
+            return None
+        try:
+            self.sample = sample_for(graph, rows_of(run.module), lambda sizes: not excess(sizes, _SHARE_OF_SAMPLES))
+        except CannotSample as why:
+            hint = "verify='shadow' compares all the same"
+            return Obstacle(f"the captured step would take {too_much}, and {why}: {_NEVER}", hint=hint)
+        text = f"the captured step would take {too_much}: {self.sample.text} are compared"
+        run.remarks.append(Remark(RemarkKind.ANALYSIS, "compared-in-part", "validate", text))
         return None
 
     def watch(
@@ -136,33 +200,54 @@ class Validation(Instrument):
 
         `locate` runs again what differed, and says where the target's own work first goes wrong, if it can.
         """
+        stats.uncompared = self.obstacle
         if self.kept is None:
             return run
+        if self.sample is not None and not self.sample.allowed(self.kept):
+            stats.uncompared = "the target allows no smaller sizes than those of the batch seen"
+            return run
         captured = fx.GraphModule(owner, self.kept)
-        served: Callable[..., Any] = compiled
-        compared = captured
-        if self.undrawn is not None:  # same numbers only while nothing is dropped
-            served = fx.GraphModule(owner, undropped(self.undrawn)).forward
-            compared = fx.GraphModule(owner, undropped(_torch.copy_graph(self.kept)))
+        stages = self.stages if self.stages or not self.op_by_op else [Stage(None, _torch.copy_graph(self.kept))]
+        alone = partial(_by_itself, owner, self.kept)
+        whole = Comparison(captured, compiled, lambda inputs: supply(provide, Call(inputs)))
+        trial = Trial(
+            alone(stages[-1].graph) if self.op_by_op else whole,
+            self.plan.calls,
+            rows_of(owner) if self.plan.disturbed else None,
+            self.sample,
+        )
 
-        def rewritten(*inputs: Any) -> Any:
-            return served(*inputs, *supply(provide, Call(inputs)))
+        def blame(inputs: Sequence[Any]) -> str:
+            """The first pass whose graph differs, run op by op."""
+            first = next((s for s in stages if alone(s.graph).differs(inputs)), None)
+            return f"first after {first}" if first is not None else locate(lambda: trial.comparison.again(inputs))
 
-        counting = run if provide else _counted(run, stats)  # a prologue counts by itself
-        rows = rows_of(owner) if self.plan.disturbed else None
-        comparison = Comparison(compared, rewritten)
-        return _Watched(counting, captured, comparison, self.plan, rows, stats, self.on_error, locate)
+        refuse = self._refusal(provide) if self.reaches_others else None
+        verdict = Verdict(captured.forward, self.on_error == "raise", blame, refuse)
+        counting = run if provide else counted(run, stats)  # a prologue counts by itself
+        return Watched(counting, trial, verdict, stats)
+
+    def _refusal(self, provide: Sequence[Provider]) -> Callable[[str], None]:
+        """How the ranks that wait for this one learn that it does not come."""
+        assert self.kept is not None
+        met = exchanges(provide)
+        if met:
+            return lambda reason: _leave(met[0])  # others wait there, before the step
+        groups = [*agreement.collectives(self.kept), *stand_ins.groups(self.kept)]
+        return lambda reason: agreement.refuse(groups, reason)
 
 
-def _providers(graph: fx.Graph) -> list[Provider]:
-    from ..runtime.prologue import providers
+def _leave(exchange: Exchange) -> None:
+    with suppress(RanksApart):  # all of them know then
+        exchange.leave(False)()
 
-    return providers(graph)
 
-
-def _acts_outside(node: fx.Node) -> bool:
-    """Would the world notice a second run? Other ranks would, and so do tables that keep a journal of their lookups."""
-    return is_collective(node) or str(node.target).startswith(("turbogr.sharded", "turbogr.stale"))
+def _by_itself(owner: fx.GraphModule, captured: fx.Graph, rewritten: fx.Graph) -> Comparison:
+    """Both op by op: they give the same numbers while nothing is dropped, and while other ranks are left alone."""
+    pair = [stand_ins.local(undropped(_torch.copy_graph(g))) for g in (captured, rewritten)]
+    before, after = (fx.GraphModule(owner, g) for g in pair)
+    own = providers(rewritten)
+    return Comparison(before, after.forward, lambda inputs: supply(own, Call(inputs)))
 
 
 def draws(node: fx.Node) -> bool:
@@ -200,97 +285,3 @@ def undropped(graph: fx.Graph) -> fx.Graph:
         elif index < len(node.args):
             node.update_arg(index, 0.0)
     return graph
-
-
-class _Watched:
-    """A compiled graph with so many calls left to compare; afterwards only the one or the other graph is kept."""
-
-    def __init__(
-        self,
-        run: Callable[..., Any],
-        captured: fx.GraphModule,
-        comparison: Comparison,
-        plan: Plan,
-        rows: InputRows | None,
-        stats: RunStatistics,
-        on_error: str,
-        locate: Callable[[Callable[[], Any]], str],
-    ) -> None:
-        self.run, self.captured, self.stats, self.on_error, self.locate = run, captured, stats, on_error, locate
-        self.comparison: Comparison | None = comparison
-        self.plan, self.rows, self.left = plan, rows, plan.calls
-
-    def __call__(self, *inputs: Any) -> Any:
-        if self.comparison is not None:
-            began = time.perf_counter()
-            try:
-                self._compare(self.comparison, inputs)
-            finally:
-                self.stats.comparing += time.perf_counter() - began
-        return self.run(*inputs)
-
-    def _compare(self, comparison: Comparison, inputs: Sequence[Any]) -> None:
-        try:
-            found = comparison.differences(inputs)
-        except Unprovable:
-            return  # nothing of the rewritten graph runs in this call
-        except NotComparable as error:
-            found = [f"the captured graph raises {error}"] if self._runs(inputs) else []
-        self.stats.compared += 1
-        self.left -= 1
-        where = "call"
-        if not found and self.rows is not None:
-            found, inputs = self._on_other_lengths(comparison, inputs)
-            where = "a batch like that of call"
-            self.rows = None
-        if not self.left or found:
-            self.comparison = None
-        if found:
-            self.run = _counted(self.captured.forward, self.stats, DIFFERS)
-            self._tell(found, where, self.locate(lambda: comparison.again(inputs)))
-        if self.comparison is None and not found:
-            del self.captured  # its memory is not needed any more
-
-    def _runs(self, inputs: Sequence[Any]) -> bool:
-        """Does the compiled graph take what the captured one refuses?"""
-        assert self.comparison is not None
-        try:
-            self.comparison.again(inputs)
-        except Exception:
-            return False
-        return True
-
-    def _on_other_lengths(self, comparison: Comparison, inputs: Sequence[Any]) -> tuple[list[str], Sequence[Any]]:
-        assert self.rows is not None
-        try:
-            other = disturbed(inputs, self.rows)
-            if other is None:
-                return [], inputs
-            found = comparison.differences(other)
-        except (Unprovable, NotComparable):
-            return [], inputs  # no batch that the compiled graph would serve, or none that the model takes
-        self.stats.compared += 1
-        return found, other
-
-    def _tell(self, found: list[str], where: str, located: str) -> None:
-        more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-        lines = [f"graph {self.stats.graph}, {where} {self.plan.calls - self.left}, {DIFFERS}:"]
-        lines += [f"  {text}" for text in found[:_SHOWN] + more]
-        lines += [f"  {text}" for text in located.splitlines()]
-        try_next = (
-            "  try: verify='numeric' names the pass, if it is one before autograd; 'turbogr bisect' finds any\n"
-            "  a pass that changes numbers on purpose says so by `changes_numbers`"
-        )
-        if self.on_error == "raise":
-            raise VerifyError("\n".join([*lines, try_next]))
-        warn("\n".join([*lines, "  all calls of this graph run the captured graph, op by op", try_next]))
-
-
-def _counted(graph: Callable[..., Any], stats: RunStatistics, reason: str = "") -> Callable[..., Any]:
-    def run(*inputs: Any) -> Any:
-        stats.calls += 1
-        if reason:
-            stats.fallbacks[reason] += 1
-        return graph(*inputs)
-
-    return run

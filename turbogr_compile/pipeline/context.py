@@ -71,6 +71,7 @@ class Context:
     explaining: bool = False  # rules look for near misses only when somebody will read them
     limit: int | None = None  # at most this many rewrites (bisection)
     on_rewrite: Callable[[Rewrite], None] | None = None
+    refresh: Callable[[], None] = lambda: None  # describe new values now; raises VerifyError at one that cannot be
     rewrites: list[Rewrite] = field(default_factory=list)
     near_misses: list[NearMiss] = field(default_factory=list)
     remarks: list[Remark] = field(default_factory=list)

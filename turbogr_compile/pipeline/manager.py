@@ -136,7 +136,7 @@ class Manager:
         context = step.context = Context(
             pass_=step.pass_, role=self.run.role, target=self.run.target, options=self.run.options, graph=graph,
             words=self.run.words, examples=self.run.examples, explaining=self._explaining,
-            limit=self._limit(step.pass_), on_rewrite=lambda _: self._rewritten(step),
+            limit=self._limit(step.pass_), on_rewrite=lambda _: self._rewritten(step), refresh=self._refresh,
         )  # fmt: skip
         with suppress(RewriteLimit):
             step.pass_.run(graph, context)
@@ -159,9 +159,12 @@ class Manager:
     def _rewritten(self, step: Step) -> None:
         """Between two rewrites nobody looks at metadata, unless somebody records each of them."""
         if self._explaining:
-            metadata.refresh(self.run.module, self._seen)
-            self._seen = metadata.signatures(self.run.graph)
+            self._refresh()
         self._tell("rewritten", step)
+
+    def _refresh(self) -> None:
+        metadata.refresh(self.run.module, self._seen)
+        self._seen = metadata.signatures(self.run.graph)
 
     def _why_not(self, pass_: Pass, failures: dict[str, str]) -> str:
         """Why a pass of the pipeline does not run on this graph; '' when it does."""

@@ -15,6 +15,7 @@ class RunStatistics:
         self.fallbacks: Counter[str] = Counter()  # calls that ran an unrewritten graph, by reason
         self.compared = 0  # batches on which it was compared with the captured graph
         self.comparing = 0.0  # seconds that took
+        self.uncompared = ""  # why it was not compared
         self.ahead = 0  # calls whose added inputs were computed during the call before
         self.waited = 0.0  # seconds that those waited for them
         self.at_once: Counter[str] = Counter()  # calls in a loop over `ahead` that computed them themselves, by reason

@@ -9,6 +9,7 @@ ByCase       terms that some visible pairs have and others have not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,10 +20,11 @@ from torch import fx
 from .calls import arguments, is_tensor, op, rank, shape, value
 from .checks import GapAtMost
 from .facts import Facts
-from .formula import KEY, QUERY, Formula, Index, Sizes, axes_of, written
+from .formula import KEY, QUERY, Index, Sizes, axes_of, written
+from .grid import Places, along_groups
 from .indexing import follow
 from .language import Data, Product, Sum, Unknown
-from .table import Table, reduced
+from .table import Table
 from .times import Gap, buckets, gap_of
 
 _LARGEST = 2**26
@@ -63,13 +65,14 @@ class ByBucket:
 
     table: fx.Node | None
     rest: Index  # of the table's other dims
-    entries: torch.Tensor  # (2M - 1,)
+    entries: torch.Tensor  # (2M - 1,), with dims for `axes` before it
     coef: float
     term: Data
+    axes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         name = self.table.name if self.table is not None else "numbers"
-        return f"{self.coef:g}·{self.term} as {name}[{len(self.entries)} distances]{written(self.rest)}"
+        return f"{self.coef:g}·{self.term} as {name}[{self.entries.shape[-1]} distances]{written(self.rest)}"
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,28 @@ def classified(visible: Mapping[tuple[bool, ...], Sum], cases: Table, sizes: Siz
     found = [_term(factors, c, sizes, facts) for factors, c in sorted(shared, key=lambda t: str(t[0]))]
     left = {b: Sum(tuple(t for t in s.terms if t not in shared), s.const, s.dtype) for b, s in visible.items()}
     if any(s.terms or s.const for s in left.values()):
-        found.append(ByCase(reduced(Table(cases.atoms, {b: left.get(b, x) for b, x in cases.rows.items()}))))
+        found.append(ByCase(_told_apart(cases, left)))
     return found
+
+
+def _told_apart(cases: Table, left: Mapping[tuple[bool, ...], Sum]) -> Table:
+    """The sum of each visible case, without atoms that only tell visible from hidden pairs: those have no score."""
+    atoms, rows, at = list(cases.atoms), {bits: left.get(bits, x) for bits, x in cases.rows.items()}, 0
+    hidden = next((x for bits, x in cases.rows.items() if bits not in left), None)
+    while at < len(atoms):
+        merged: dict[tuple[bool, ...], Any] = {}
+        for bits, leaf in rows.items():
+            rest = bits[:at] + bits[at + 1 :]
+            if merged.setdefault(rest, leaf) is hidden:
+                merged[rest] = leaf
+            elif leaf is not hidden and merged[rest] != leaf:
+                break
+        else:
+            rows = merged
+            del atoms[at]
+            continue
+        at += 1
+    return Table(tuple(atoms), rows)
 
 
 def _term(factors: Product, coef: float, sizes: Sizes, facts: Facts) -> Bias:
@@ -182,8 +205,9 @@ def _looked_up(data: Data) -> Lookup | None:
 
 def _by_bucket(data: Data, coef: float, sizes: Sizes, facts: Facts) -> ByBucket | None:
     if facts.is_constant(data.node):
-        entries = _entries(data.node, data.index, sizes, facts)
-        return ByBucket(None, (), entries, coef, data) if entries is not None else None
+        axes = tuple(sorted(data.axes - {QUERY, KEY}))
+        entries = _entries(data.node, data.index, sizes, facts, axes)
+        return ByBucket(None, (), entries, coef, data, axes) if entries is not None else None
     found = lookup(data, sizes)
     if found is None or axes_of(found.rest) & {QUERY, KEY} or not facts.is_constant(found.index):
         return None
@@ -193,35 +217,33 @@ def _by_bucket(data: Data, coef: float, sizes: Sizes, facts: Facts) -> ByBucket 
     return ByBucket(found.table, found.rest, entries, coef, data)
 
 
-def _entries(node: fx.Node, index: Index, sizes: Sizes, facts: Facts) -> torch.Tensor | None:
-    """A constant at queries and keys, (2M - 1,) by query - key + M - 1; None where distance does not tell."""
-    queries, keys = sizes[QUERY], sizes[KEY]
-    if not isinstance(queries, int) or not isinstance(keys, int) or queries * keys > _LARGEST:
+def _entries(
+    node: fx.Node, index: Index, sizes: Sizes, facts: Facts, others: tuple[str, ...] = ()
+) -> torch.Tensor | None:
+    """A constant at queries and keys, (…, 2M - 1) by query - key + M - 1; None where distance does not tell."""
+    axes = (*others, QUERY, KEY)
+    lengths = [sizes[axis] for axis in axes]
+    if not all(isinstance(s, int) for s in lengths) or math.prod(map(int, lengths)) > _LARGEST:
         return None
-    if not axes_of(index) <= {QUERY, KEY} or not all(isinstance(i.const, int) for i in index):
+    if not axes_of(index) <= set(axes) or not all(isinstance(i.const, int) for i in index):
         return None
     seen = facts.example(node)
     if seen is None:
         return None
-    q, k = torch.arange(queries)[:, None], torch.arange(keys)[None, :]
-    pairs = seen.cpu()[tuple(_number(i, q, k) for i in index)].expand(queries, keys)
-    return by_distance(pairs)
-
-
-def _number(formula: Formula, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    coefs = dict(formula.coefs)
-    return int(coefs.get(QUERY, 0)) * q + int(coefs.get(KEY, 0)) * k + int(formula.const)
+    along = along_groups([(axis,) for axis in axes], lambda axis: int(sizes[axis]))
+    at = Places(along, len(axes), {}, int).tensor_of(seen.cpu(), index)
+    return by_distance(at.expand([int(s) for s in lengths]))
 
 
 def by_distance(pairs: torch.Tensor) -> torch.Tensor | None:
-    """(Nq, Nk) as (2M - 1,), entry i - j + M - 1 for query i and key j; None where i - j does not tell."""
-    if not torch.equal(pairs[1:, 1:], pairs[:-1, :-1]):
+    """(…, Nq, Nk) as (…, 2M - 1), entry i - j + M - 1 for query i and key j; None where i - j does not tell."""
+    if not torch.equal(pairs[..., 1:, 1:], pairs[..., :-1, :-1]):
         return None
-    queries, keys = pairs.shape
+    *rest, queries, keys = pairs.shape
     most = max(queries, keys)
-    entries = pairs.new_zeros(2 * most - 1)
-    entries[most - 1 : most - 1 + queries] = pairs[:, 0]
-    entries[most - keys : most - 1] = pairs[0, 1:].flip(-1)
+    entries = pairs.new_zeros(*rest, 2 * most - 1)
+    entries[..., most - 1 : most - 1 + queries] = pairs[..., 0]
+    entries[..., most - keys : most - 1] = pairs[..., 0, 1:].flip(-1)
     return entries
 
 

@@ -49,8 +49,18 @@ _ALSO_POINTWISE = {*pointwise.RULES, "gelu", "log_sigmoid", "softplus", "logical
                    "floor_divide", "square", "__and__", "__or__", "__xor__"}  # fmt: skip
 
 
+def is_pointwise(node: fx.Node) -> bool:
+    """Is an element made from the operands' elements at its own index?"""
+    tagged = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    if not (tagged or op(node) in _ALSO_POINTWISE) or is_random(node) or not is_tensor(node):
+        return False
+    return all(rank(x) <= rank(node) for x in node.all_input_nodes if is_tensor(x))  # `max(x)` is no `max(x, y)`
+
+
 class Evaluator:
     """One evaluation. `qk` is the product whose elements are the scores; None where there are none in the graph."""
+
+    of_any_axes = False  # may any two axes be those of queries and keys?
 
     def __init__(self, graph: fx.Graph, qk: fx.Node | None, sizes: Sizes, facts: Facts, speculate: bool) -> None:
         self.qk, self.sizes, self.facts, self.speculate = qk, sizes, facts, speculate
@@ -222,8 +232,7 @@ class Evaluator:
             args = {} if op(node) == "getitem" else arguments(node, models)
             found: Table = rule.apply(self, Call(node, index, args))
             return found
-        tags = getattr(node.target, "tags", ())
-        if is_random(node) or (op(node) not in _ALSO_POINTWISE and torch.Tag.pointwise not in tags):
+        if not is_pointwise(node):
             raise Unknown(op(node))
         return self._pointwise(node, index)
 

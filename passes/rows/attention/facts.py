@@ -32,25 +32,61 @@ class Facts(Protocol):
         """Made from nothing but numbers, so that `example` holds for every batch?"""
 
 
+class Constants:
+    """Nodes of a graph that are made from nothing but numbers, and their values."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._owner = graph.owning_module
+        self._made: set[fx.Node] = set()
+        self._values: dict[fx.Node, Any] = {}
+        for node in graph.nodes:
+            made = node.op == "get_attr" and not node.meta.get(TRAINABLE) and not self._requires_grad(node)
+            made = made or (node.op == "call_function" and not is_random(node))
+            if made and all(n in self._made for n in node.all_input_nodes):
+                self._made.add(node)
+
+    def _requires_grad(self, node: fx.Node) -> bool:
+        return bool(getattr(getattr(self._owner, str(node.target), None), "requires_grad", False))
+
+    def __contains__(self, node: fx.Node) -> bool:
+        value = node.meta.get("val")
+        fixed = isinstance(value, torch.Tensor) and all(isinstance(s, int) for s in value.shape)
+        return fixed and node in self._made
+
+    def value(self, node: fx.Node) -> torch.Tensor | None:
+        """From its operands, which are constants too."""
+        with outside_compilation(), torch.no_grad():
+            found = self._value(node)
+        return found if isinstance(found, torch.Tensor) else None
+
+    def _value(self, node: fx.Node) -> Any:
+        todo = [node]
+        while todo:
+            at = todo[-1]
+            waiting = [n for n in at.all_input_nodes if n not in self._values]
+            if waiting:
+                todo += waiting
+                continue
+            todo.pop()
+            if at.op == "get_attr":
+                self._values[at] = getattr(self._owner, str(at.target))
+            elif at not in self._values:
+                args, kwargs = fx.map_arg((at.args, at.kwargs), self._values.__getitem__)
+                self._values[at] = at.target(*args, **kwargs)  # type: ignore[operator]
+        return self._values[node]
+
+
 class GraphFacts:
     """Answers from a graph alone and, where there are inputs, from running it on them without gradients."""
 
     def __init__(self, module: fx.GraphModule, inputs: Sequence[Any] | None = None, sequence_dim: int = 0) -> None:
         self.module, self.inputs, self.sequence_dim = module, inputs, sequence_dim
         self._reached: set[fx.Node] = set()
-        self._constant: set[fx.Node] = set()
         for node in module.graph.nodes:
             if node.meta.get(TRAINABLE) or any(n in self._reached for n in node.all_input_nodes):
                 self._reached.add(node)
-            made = node.op == "get_attr" and not node.meta.get(TRAINABLE) and not self._requires_grad(node)
-            made = made or (node.op == "call_function" and not is_random(node))
-            if made and all(n in self._constant for n in node.all_input_nodes):
-                self._constant.add(node)
-        self._values: dict[fx.Node, Any] = {}
-        self._ran = False
-
-    def _requires_grad(self, node: fx.Node) -> bool:
-        return bool(getattr(getattr(self.module, str(node.target), None), "requires_grad", False))
+        self._constants = Constants(module.graph)
+        self._values: dict[fx.Node, Any] | None = None
 
     def is_sequence(self, node: fx.Node, dim: int) -> bool:
         """Does it come from the dim of an input that runs over sequences?"""
@@ -71,37 +107,16 @@ class GraphFacts:
         return node in self._reached
 
     def is_constant(self, node: fx.Node) -> bool:
-        value = node.meta.get("val")
-        fixed = isinstance(value, torch.Tensor) and all(isinstance(s, int) for s in value.shape)
-        return fixed and node in self._constant
+        return node in self._constants
 
     def example(self, node: fx.Node) -> torch.Tensor | None:
-        if node not in self._values and self.is_constant(node):
-            with outside_compilation(), torch.no_grad():
-                self._values[node] = self._made(node)
-        if node not in self._values and self.inputs is not None and not self._ran:
-            self._ran = True
+        if node in self._constants:
+            return self._constants.value(node)
+        if self._values is None and self.inputs is not None:
             with outside_compilation(), torch.no_grad():
                 self._values = values_of(self.module, self.inputs)
-        found = self._values.get(node)
+        found = self._values.get(node) if self._values is not None else None
         return found if isinstance(found, torch.Tensor) else None
-
-    def _made(self, node: fx.Node) -> Any:
-        """The value of a constant, from its operands."""
-        todo = [node]
-        while todo:
-            at = todo[-1]
-            waiting = [n for n in at.all_input_nodes if n not in self._values]
-            if waiting:
-                todo += waiting
-                continue
-            todo.pop()
-            if at.op == "get_attr":
-                self._values[at] = getattr(self.module, str(at.target))
-            elif at not in self._values:
-                args, kwargs = fx.map_arg((at.args, at.kwargs), self._values.__getitem__)
-                self._values[at] = at.target(*args, **kwargs)  # type: ignore[operator]
-        return self._values[node]
 
 
 def _row_by_row(node: fx.Node, index: Index) -> list[tuple[fx.Node, Index]]:

@@ -252,6 +252,13 @@ def _flip(sizes: Sizes, call: Call) -> tuple[fx.Node, Index]:
     return source, tuple(i.times(-1) + last[d] if d in dims else i for d, i in enumerate(call.index))
 
 
+@VIEWS.of("unfold", models=("self", "dimension", "size", "step"))
+def _unfold(sizes: Sizes, call: Call) -> tuple[fx.Node, Index]:
+    source, step = call.args["self"], plain_size(call.args["step"])
+    dim = call.dim(rank(source), "dimension")
+    return source, _moved(call.index[:-1], dim, call.index[dim].times(step) + call.index[-1])
+
+
 @VIEWS.of("diagonal", models=("self", "offset", "dim1", "dim2"))
 def _diagonal(sizes: Sizes, call: Call) -> tuple[fx.Node, Index]:
     source = call.args["self"]

@@ -233,7 +233,10 @@ class Number:
 
 
 def number(value: Any, dtype: torch.dtype) -> Number:
-    return Number.of(torch.full((1,), value, dtype=dtype))
+    try:
+        return Number.of(torch.full((1,), value, dtype=dtype))
+    except RuntimeError as error:
+        raise Unknown(f"{value} as {dtype}: {error}") from None
 
 
 YES, NO = Number("True", torch.bool), Number("False", torch.bool)

@@ -8,6 +8,7 @@ refused by name.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,6 +48,9 @@ class Builder(Protocol):
 
     def read(self, node: fx.Node, index: Index, layout: Layout, sizes: dict[str, Size]) -> Any:
         """A captured tensor in a layout; `sizes` are of axes that no dim of the graph has."""
+
+    def truth(self, table: Table, layout: Layout) -> Any:
+        """Where a table holds, if that is known before the graph runs; True: for all rows; None: compute it."""
 
     def positions(self, formula: Formula, layout: Layout, sizes: dict[str, Size]) -> Any:
         """A formula in a layout, as whole numbers."""
@@ -88,6 +92,8 @@ class _Lowering:
         self.heads = form.heads
         self.pair_layout: Layout = (form.sequences, self.heads, (QUERY,), (KEY,))
         self.groups = self._groups()
+        self.moved: Callable[[Formula], Formula] = _as_it_is  # indices, in the axes of the layout at hand
+        self.more: dict[str, Size] = {}  # sizes of axes that only the layout at hand has
         self._refuse_what_the_op_lacks()
 
     def _refuse(self, reason: str, term: object = "") -> Refused:
@@ -126,16 +132,17 @@ class _Lowering:
         q, k, v = self._operands()
         key_valid, pair_mask = self._masks(visible)
         tables = self._tables()
-        scale, more = form.scale, {}
+        scale: float = form.scale
+        more: tuple[Any, ...] = ()
+        if form.cap is not None or form.sink is not None:
+            more = (self._sink(form.sink) if form.sink is not None else None, 0.0)
         if form.cap is not None:
-            more["score_cap"], scale = abs(form.scale), form.cap * form.scale
-        if form.sink is not None:
-            more["sink"] = self._sink(form.sink)
+            more, scale = (more[0], abs(form.scale)), form.cap * form.scale
         p = form.dropout.p if form.dropout is not None else 0.0
         found = b.call(
             torch.ops.turbogr.jagged_attention.default, q, k, v, b.query_offsets, b.key_offsets, b.query_columns,
             b.key_columns, key_valid, pair_mask, *tables, b.seed() if p else None, form.activation, float(scale),
-            float(form.post_scale), _limit(visible.least, -UNBOUNDED), _limit(visible.most, UNBOUNDED), p, **more,
+            float(form.post_scale), _limit(visible.least, -UNBOUNDED), _limit(visible.most, UNBOUNDED), p, *more,
         )  # fmt: skip
         result, log_sum = found
         return self._finished(result, visible), log_sum
@@ -152,21 +159,20 @@ class _Lowering:
             v = self._times(v, f, self.keys) if KEY in f.axes else v
         if form.values_kept is not None:
             kept = self._truth(form.values_kept, (self.keys, self.groups, ()))
-            v = self.b.call(aten.mul.Tensor, v, kept)
+            v = self.b.call(aten.mul.Tensor, v, kept) if kept is not True else v
         return q, k, v
 
     def _finished(self, result: Any, visible: Visible) -> Any:
         for f in self.form.post_factors:
             result = result if KEY in f.axes else self._times(result, f, self.queries)
         for table in (visible.queries, self.form.queries_kept):
-            if table is not None:
-                kept = self._truth(table, (self.queries, self.heads, ()))
-                result = self.b.call(aten.mul.Tensor, result, kept)
+            kept = self._truth(table, (self.queries, self.heads, ())) if table is not None else True
+            result = self.b.call(aten.mul.Tensor, result, kept) if kept is not True else result
         return result
 
     def _read(self, operand: Operand, layout: Layout) -> Any:
         """An operand in full: where it lacks heads that the layout has, it is repeated."""
-        x = self.b.read(operand.node, operand.index, layout, {})
+        x = self.b.read(*operand.nearest, layout, {})
         heads = layout[1]
         assert not isinstance(heads, Packed)
         if all(a in _axes(operand) for a in heads):
@@ -193,16 +199,20 @@ class _Lowering:
         if keys is not None and any(a.axes & set(self.heads) for a in keys.atoms):
             tables.append(keys)
         elif keys is not None:
-            valid = self.b.call(aten.reshape.default, self._truth(keys, (self.keys,)), [-1])
+            valid = self._truth(keys, (self.keys,))
+            valid = self.b.call(aten.reshape.default, valid, [-1]) if valid is not True else None
         found = None
         for table in tables:
             mask = self._truth(table, self.pair_layout)
+            assert mask is not True
             found = mask if found is None else self.b.call(aten.logical_and.default, found, mask)
         return valid, found
 
     def _truth(self, table: Table, layout: Layout) -> Any:
-        """Where a table holds: any of the cases in which it does."""
-        found = None
+        """Where a table holds: any of the cases in which it does. True: wherever it is asked."""
+        found = self.b.truth(table, layout)
+        if found is not None:
+            return found
         for bits, leaf in table.rows.items():
             if not leaf.value:
                 continue
@@ -221,10 +231,10 @@ class _Lowering:
 
     def _atom(self, atom: Atom, layout: Layout) -> Any:
         if isinstance(atom, AtLeast):
-            at = self.b.positions(Formula(atom.coefs) - atom.least, layout, {})
+            at = self.b.positions(self.moved(Formula(atom.coefs) - atom.least), layout, self.more)
             return self.b.call(aten.ge.Scalar, at, 0)
         assert isinstance(atom, Test)
-        x = self.b.read(atom.node, atom.index, layout, {})
+        x = self.b.read(atom.node, tuple(map(self.moved, atom.index)), layout, self.more)
         if atom.how == "true":
             return x
         return self.b.call(getattr(aten, atom.how).Scalar, x, atom.value)
@@ -241,6 +251,8 @@ class _Lowering:
                 position = self._sum(position, self._by_distance(bias))
             elif isinstance(bias, ByTime) and time[0] is None and self._of_heads(bias):
                 time = self._by_time(bias)
+            elif isinstance(bias, (Dense, ByCase)) and self._of_distance(bias):
+                position = self._sum(position, self._along_distances(bias))
             else:
                 dense = self._sum(dense, self._dense(bias))
         return dense, position, *time
@@ -253,10 +265,36 @@ class _Lowering:
 
     def _of_heads(self, bias: ByDistance | ByBucket | ByTime) -> bool:
         """Is its table the same for all sequences, and are times the same for all heads?"""
+        if isinstance(bias, ByBucket) and set(bias.axes) - set(self.heads):
+            return False
         rest = bias.data.index if isinstance(bias, ByDistance) else bias.rest
         times = (*bias.gap.query.index, *bias.gap.key.index) if isinstance(bias, ByTime) else ()
         of_sequences = any(i.axes & set(self.form.sequences) for i in rest)
         return not of_sequences and not any(i.axes & set(self.heads) for i in times)
+
+    def _of_distance(self, bias: Dense | ByCase) -> bool:
+        """Is it a function of the head and of query - key?"""
+        return all(_asks_distance(i, self.form.sequences) for i in _formulas(bias)) and any(
+            QUERY in i.axes for i in _formulas(bias)
+        )
+
+    def _along_distances(self, bias: Dense | ByCase) -> Any:
+        """(H or 1, 2M - 1), by what makes the bias of pairs."""
+        far, layout = self._farthest(), (self.heads, (DISTANCE,))
+        sizes = {DISTANCE: 2 * far - 1}
+
+        def moved(i: Formula) -> Formula:
+            c = dict(i.coefs).get(QUERY, 0)
+            rest = Formula.of({axis: k for axis, k in i.coefs if axis not in (QUERY, KEY)}, i.const)
+            return rest + Formula.of({DISTANCE: c}, -c * (far - 1))
+
+        self.moved, self.more = moved, sizes
+        try:
+            if isinstance(bias, ByCase):
+                return self._by_case(bias.sums, layout)
+            return self._product(bias.factors, bias.coef, layout)
+        finally:
+            self.moved, self.more = _as_it_is, {}
 
     def _by_distance(self, bias: ByDistance | ByBucket) -> Any:
         """(H or 1, 2M - 1)."""
@@ -267,11 +305,21 @@ class _Lowering:
             at = Formula.of({DISTANCE: bias.sign}, bias.first - bias.sign * (far - 1))
             index = tuple(at if d == bias.dim else i for d, i in enumerate(bias.data.index))
             return self._scaled(self.b.read(bias.data.node, index, layout, sizes), bias.coef)
-        entries = self.b.constant(bias.entries)
         if bias.table is None:
-            return self._scaled(self.b.call(aten.unsqueeze.default, entries, 0), bias.coef)
+            return self._scaled(self.b.constant(self._by_head(bias)), bias.coef)
+        entries = self.b.constant(bias.entries)
         rows = self._rows_of(bias.table, bias.rest, entries)
         return self._scaled(rows, bias.coef)
+
+    def _by_head(self, bias: ByBucket) -> torch.Tensor:
+        """(H or 1, 2M - 1)."""
+        mine = [a for a in self.heads if a in bias.axes]
+        x = bias.entries.permute([*(bias.axes.index(a) for a in mine), -1])
+        if not mine:
+            return x.unsqueeze(0)
+        shape = [(int(self.form.sizes[a]), a in mine) for a in self.heads]
+        x = x.reshape([*(s if own else 1 for s, own in shape), -1])
+        return x.expand([*(s for s, _ in shape), -1]).flatten(0, -2)
 
     def _farthest(self) -> Size:
         """M: distances lie between -(M - 1) and M - 1."""
@@ -304,7 +352,7 @@ class _Lowering:
             case Dense():
                 return self._product(bias.factors, bias.coef, self.pair_layout)
             case ByCase():
-                return self._by_case(bias.sums)
+                return self._by_case(bias.sums, self.pair_layout)
             case ByDistance():
                 return self._product((bias.data,), bias.coef, self.pair_layout)
         return self._product((bias.term,), bias.coef, self.pair_layout)
@@ -313,7 +361,7 @@ class _Lowering:
         found: Any = None
         for f in factors:
             assert isinstance(f, Data)
-            x = self.b.read(f.node, f.index, layout, {})
+            x = self.b.read(f.node, tuple(map(self.moved, f.index)), layout, self.more)
             if f.inverse:
                 x = self.b.call(aten.reciprocal.default, x)
             found = x if found is None else self.b.call(aten.mul.Tensor, found, x)
@@ -327,14 +375,14 @@ class _Lowering:
             return self.b.constant(torch.full([1] * len(layout), leaf.const, dtype=leaf.dtype))
         return found if leaf.const == 0 else self.b.call(aten.add.Tensor, found, leaf.const)
 
-    def _by_case(self, table: Table) -> Any:
+    def _by_case(self, table: Table, layout: Layout) -> Any:
         found: Any = None
         for bits, leaf in table.rows.items():
             if leaf is HIDDEN or (not leaf.terms and leaf.const == 0):
                 continue
-            total = self._total(leaf, self.pair_layout)
+            total = self._total(leaf, layout)
             if table.atoms:
-                case = self._case(table, bits, self.pair_layout)
+                case = self._case(table, bits, layout)
                 zero = self.b.constant(torch.zeros((), dtype=leaf.dtype))
                 total = self.b.call(aten.where.self, case, total, zero)
             found = self._sum(found, total)
@@ -352,3 +400,24 @@ def _axes(operand: Operand) -> set[str]:
 
 def _limit(distance: Any, otherwise: int) -> int:
     return otherwise if isinstance(distance, float) and math.isinf(distance) else int(distance)
+
+
+def _as_it_is(formula: Formula) -> Formula:
+    return formula
+
+
+def _formulas(bias: Dense | ByCase) -> list[Formula]:
+    """Everything that a bias is a function of."""
+    if isinstance(bias, Dense):
+        return [i for f in bias.factors for i in f.index]
+    found = []
+    for atom in bias.sums.atoms:
+        found += [Formula(atom.coefs)] if isinstance(atom, AtLeast) else list(getattr(atom, "index", ()))
+    for leaf in bias.sums.leaves:
+        found += [i for f in leaf.factors if isinstance(f, Data) for i in f.index] if leaf is not HIDDEN else []
+    return found
+
+
+def _asks_distance(formula: Formula, sequences: tuple[str, ...]) -> bool:
+    coefs = dict(formula.coefs)
+    return coefs.get(QUERY, 0) == -coefs.get(KEY, 0) and not formula.axes & set(sequences)

@@ -12,7 +12,7 @@ from torch import fx
 
 from .bias import Bias
 from .checks import Check, Same, TwoValues
-from .formula import KEY, QUERY, Index, Size, Sizes, written
+from .formula import KEY, QUERY, Index, Size, Sizes, axes_of, written
 from .language import KEYS, AtLeast, Atom, Data, Drop, Function, Product, Sum, truth
 from .table import Table, kept, reduced
 
@@ -39,10 +39,18 @@ HIDDEN = Hidden()
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor, and which of its elements is meant at a place of the axes."""
+    """A tensor behind its views, and which of its elements is meant at a place of the axes."""
 
     node: fx.Node
     index: Index
+    given: fx.Node  # the operand as the product has it
+    given_index: Index
+
+    @property
+    def nearest(self) -> tuple[fx.Node, Index]:
+        """As the product has it; what is repeated there, as it is before."""
+        repeated = axes_of(self.given_index) != axes_of(self.index)
+        return (self.node, self.index) if repeated else (self.given, self.given_index)
 
     def __str__(self) -> str:
         return f"{self.node.name}{written(self.index)}"
@@ -150,11 +158,11 @@ class NormalForm:
 
 def parts(visible: Table) -> Visible:
     """Band & keys & queries & pairs."""
-    fixed = _fixed(visible)
+    told = fixed(visible)
     least: Size | float = -math.inf
     most: Size | float = math.inf
     band = []
-    for atom, holds in fixed.items():
+    for atom, holds in told.items():
         if not isinstance(atom, AtLeast) or atom.coefs != ((KEY, 1), (QUERY, -1)):
             continue
         if holds and _comparable(most, -atom.least):
@@ -163,7 +171,7 @@ def parts(visible: Table) -> Visible:
         elif not holds and _comparable(least, 1 - atom.least):
             least = 1 - atom.least if least == -math.inf else max(least, 1 - atom.least)
             band.append(atom)
-    rest = _projected(visible, [a for a in visible.atoms if a not in band], {a: fixed[a] for a in band})
+    rest = _projected(visible, [a for a in visible.atoms if a not in band], {a: told[a] for a in band})
     keys = [a for a in rest.atoms if a.axes & KEYS and QUERY not in a.axes]
     queries = [a for a in rest.atoms if not a.axes & KEYS]
     others = [a for a in rest.atoms if a not in keys and a not in queries]
@@ -176,7 +184,7 @@ def _comparable(a: Size | float, b: Size) -> bool:
     return (isinstance(a, float) and math.isinf(a)) or (isinstance(a, int) and isinstance(b, int))
 
 
-def _fixed(visible: Table) -> dict[Atom, bool]:
+def fixed(visible: Table) -> dict[Atom, bool]:
     """Atoms that have one value wherever a pair is visible."""
     found: dict[Atom, set[bool]] = {a: set() for a in visible.atoms}
     for case, leaf in visible.cases():

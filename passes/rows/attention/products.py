@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -57,10 +58,19 @@ def contraction(node: fx.Node) -> Contraction | None:
 def _einsum(node: fx.Node) -> Contraction | None:
     args = arguments(node, ("equation", "tensors"))
     text, tensors = args["equation"].replace(" ", ""), args["tensors"]
-    if "." in text or "->" not in text or len(tensors) != 2:
+    if "->" not in text or len(tensors) != 2:
         return None
     operands, out = text.split("->")
-    left, right = operands.split(",")
+    sides = operands.split(",")
+    # "..." stands for as many dims as an operand has beyond its letters, aligned at their ends.
+    counts = [
+        rank(x) - len(side.replace("...", "")) if "..." in side else 0 for side, x in zip(sides, tensors, strict=True)
+    ]
+    free = [c for c in string.ascii_uppercase if c not in text][: max(counts)]
+    if len(free) < max(counts):
+        return None
+    left, right = (s.replace("...", "".join(free[len(free) - n :])) for s, n in zip(sides, counts, strict=True))
+    out = out.replace("...", "".join(free))
     alone = set(left) ^ set(right)
     if any(len(set(side)) != len(side) for side in (left, right, out)) or not alone <= set(out):
         return None  # a diagonal, or a sum over a dim that one side has alone

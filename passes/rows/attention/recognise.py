@@ -157,7 +157,8 @@ class _Axes:
         yield from self._split(name + "i", inner)
 
     def operand(self, node: fx.Node, index: Index) -> Operand:
-        return Operand(*follow(self.sizes, node, tidy(node, index)))
+        given = tidy(node, index)
+        return Operand(*follow(self.sizes, node, given), node, given)
 
     def sequences(self, places: Iterable[tuple[fx.Node, Index]]) -> tuple[str, ...]:
         """Axes that make up dims which run over sequences of the batch."""

@@ -177,7 +177,7 @@ def _select_scatter(ev: Evaluator, call: Call) -> Table:
 # --- looked up by position -----------------------------------------------------------------------------
 
 
-def _looked_up(ev: Evaluator, index: Table, size: Size) -> Formula:
+def _looked_up(ev: Evaluator, index: Table, size: Size, from_end: bool = True) -> Formula:
     leaf: Leaf | None = index.only
     if isinstance(leaf, Position):
         formula = leaf.formula
@@ -187,7 +187,7 @@ def _looked_up(ev: Evaluator, index: Table, size: Size) -> Formula:
         raise Unknown("looked up by data")
     if ev.sizes.within(formula, 0, size - 1):
         return formula
-    if ev.sizes.within(formula, -size, -1):
+    if from_end and ev.sizes.within(formula, -size, -1):
         return formula + size
     raise Unknown("an index that may be out of range")
 
@@ -210,14 +210,21 @@ def _index(ev: Evaluator, call: Call) -> Table:
 @RULES.of("index_select", models=("self", "dim", "index"))
 def _index_select(ev: Evaluator, call: Call) -> Table:
     source, dim = call.args["self"], call.dim(len(call.index))
-    at = _looked_up(ev, ev.at(call.args["index"], (call.index[dim],)), shape(source)[dim])
+    at = _looked_up(ev, ev.at(call.args["index"], (call.index[dim],)), shape(source)[dim], from_end=False)
+    return ev.at(source, (*call.index[:dim], at, *call.index[dim + 1 :]))
+
+
+@RULES.of("gather", models=("self", "dim", "index"))
+def _gather(ev: Evaluator, call: Call) -> Table:
+    source, dim = call.args["self"], call.dim(len(call.index))
+    at = _looked_up(ev, ev.at(call.args["index"], call.index), shape(source)[dim], from_end=False)
     return ev.at(source, (*call.index[:dim], at, *call.index[dim + 1 :]))
 
 
 @RULES.of("embedding", models=("weight", "indices"))
 def _embedding(ev: Evaluator, call: Call) -> Table:
     table, indices = call.args["weight"], call.args["indices"]
-    at = _looked_up(ev, ev.at(indices, call.index[:-1]), shape(table)[0])
+    at = _looked_up(ev, ev.at(indices, call.index[:-1]), shape(table)[0], from_end=False)
     return ev.at(table, (at, call.index[-1]))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +116,16 @@ def agree(sequences: Mapping[str, Sequence[Collective]]) -> None:
             step(meeting)
 
 
+def refuse(groups: Iterable[str], reason: str) -> None:
+    """In the place of `agree`: this rank will not start the collectives of these groups.
+
+    Ranks that come to an agreement about a graph of theirs raise RanksDisagree with the reason. Those that have agreed
+    on the same collectives before come to none: they notice when this rank is gone.
+    """
+    for meeting in [m for group in dict.fromkeys(groups) for m in _meetings(group, [])]:
+        meeting.refuse(reason)
+
+
 def _meetings(name: str, sequence: Sequence[Collective]) -> Iterator[_Meeting]:
     try:
         group = _torch.process_group(name)
@@ -148,10 +158,17 @@ class _Meeting:
         words = [(c.op, c.settings, c.tensors, c.where) for c in self.sequence]
         self.store.set(f"{self.number}/{self.rank}", json.dumps(words))
 
+    def refuse(self, reason: str) -> None:
+        self.number = self.store.add(f"{self.rank}/count", 1)
+        self.store.set(f"{self.number}/verdict", reason)
+        self.store.set(f"{self.number}/{self.rank}", json.dumps(reason))
+
     def compare(self) -> None:
+        words = json.loads(self._get(str(self.ranks[0])))
+        if isinstance(words, str):
+            return  # that rank refused, and has given the verdict
         first = [
-            Collective(op, tuple(settings), tuple(map(tuple, tensors)), where)
-            for op, settings, tensors, where in json.loads(self._get(str(self.ranks[0])))
+            Collective(op, tuple(settings), tuple(map(tuple, tensors)), where) for op, settings, tensors, where in words
         ]
         if difference := self._difference(first):
             self.store.set(f"{self.number}/verdict", difference)

@@ -132,8 +132,8 @@ class Executor:
         raise TypeError(bias)
 
     def _bucket(self, bias: ByBucket) -> Tensor:
-        q, k = (self.grid._along[a] for a in (QUERY, KEY))
-        at = bias.entries[q - k + len(bias.entries) // 2]
+        q, k = (self.grid.along[a] for a in (QUERY, KEY))
+        at = bias.entries[(*(self.grid.along[a] for a in bias.axes), q - k + bias.entries.shape[-1] // 2)]
         return at if bias.table is None else self._rows(bias.table, at, bias.rest)
 
     def _rows(self, table: fx.Node, at: Tensor, rest: Any) -> Tensor:

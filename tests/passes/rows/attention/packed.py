@@ -56,6 +56,9 @@ class RealBuilder:
             found |= {axis: x.view(view) for axis, x in at.items()}
         return found
 
+    def truth(self, table: Any, layout: Layout) -> None:
+        return None
+
     def positions(self, formula: Formula, layout: Layout, sizes: dict[str, Size]) -> Tensor:
         at = self._coordinates(layout, sizes)
         total = torch.full([1] * len(layout), self.number(formula.const))

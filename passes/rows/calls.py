@@ -1,0 +1,275 @@
+"""Reading the calls of a captured graph: op names, arguments by name, sizes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Container, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch import fx
+
+from ... import _torch
+from ...graph.nodes import tensor
+from ...graph.shapes import expression
+
+Size: TypeAlias = "int | sympy.Expr"
+
+VIEWS = {"reshape", "view", "flatten", "unflatten", "unsqueeze", "squeeze", "permute", "transpose", "t", "expand",
+         "repeat", "tile", "broadcast_to", "expand_as", "view_as", "reshape_as", "movedim", "swapaxes"}  # fmt: skip
+COPIES = {"clone", "alias", "detach", "lift_fresh_copy", "contiguous"}
+# The value does not depend on the tensor they are given, only the shape does.
+LIKE = {"zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
+SPLITS = {"split", "split_with_sizes", "chunk", "tensor_split", "unbind"}
+
+
+def op(node: Any) -> str:
+    """Short name of an ATen op, 'namespace::name' of others, 'getitem', or '' for what is not a call."""
+    if not isinstance(node, fx.Node) or node.op != "call_function":
+        return ""
+    return _name(node.target)
+
+
+@lru_cache(maxsize=4096)
+def _name(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.removeprefix("aten::")
+    return "getitem" if target is operator.getitem else getattr(target, "__name__", str(target))
+
+
+@lru_cache(maxsize=4096)
+def _parameters(target: torch._ops.OpOverload) -> dict[str, tuple[int, Any]]:
+    return {a.name: (i, a.default_value if a.has_default_value() else None)
+            for i, a in enumerate(target._schema.arguments)}  # fmt: skip
+
+
+def arg(node: fx.Node, name: str, default: Any = None) -> Any:
+    """Argument of a call by its name in the schema, or the schema's default; `default` where there is no such name."""
+    if name in node.kwargs:
+        return node.kwargs[name]
+    known = _parameters(node.target) if isinstance(node.target, torch._ops.OpOverload) else {}
+    if name not in known:
+        return default
+    index, value = known[name]
+    return node.args[index] if index < len(node.args) else value
+
+
+def unread(node: fx.Node, read: Container[str]) -> str | None:
+    """An argument that differs from its default and is not among those that are read, as 'name=value'."""
+    for name, value in given(node).items():
+        default = _parameters(node.target)[name][1]
+        if name not in read and not _alike(value, default):
+            return f"{name}={'%' + value.name if isinstance(value, fx.Node) else value}"
+    return None
+
+
+def _alike(a: Any, b: Any) -> bool:
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    return not isinstance(a, fx.Node) and bool(a == b)
+
+
+def dims_of(node: fx.Node, name: str = "dim") -> list[int] | None:
+    """Dims an op works on, non-negative; None for 'all of them'."""
+    value = arg(node, name)
+    if value is None or value == []:
+        return None
+    rank = rank_of(node.args[0])
+    return [d % rank if rank else d for d in (value if isinstance(value, (list, tuple)) else [value])]
+
+
+def dim_of(node: fx.Node, name: str = "dim") -> int:
+    dims = dims_of(node, name)
+    return dims[0] if dims else 0
+
+
+def given(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a call, by their names in the schema; those left out are not there."""
+    return {**dict(zip(_parameters(node.target), node.args, strict=False)), **node.kwargs}
+
+
+def again(node: fx.Node, changed: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of the same call with some of them changed, placed as the schema places them."""
+    target: Any = node.target
+    schema = target._schema.arguments
+    named = {**given(node), **changed}
+    last = max((i for i, a in enumerate(schema) if a.name in named and not a.kwarg_only), default=-1)
+    args = tuple(named.get(a.name, a.default_value) for a in schema[: last + 1])
+    return args, {a.name: named[a.name] for a in schema if a.kwarg_only and a.name in named}
+
+
+def tensors(node: fx.Node) -> list[fx.Node]:
+    return [n for n in node.all_input_nodes if tensor(n) is not None]
+
+
+def is_tensor(value: Any) -> bool:
+    return tensor(value) is not None
+
+
+def rank_of(node: Any) -> int:
+    value = tensor(node)
+    assert value is not None, node
+    return value.dim()
+
+
+def size(value: Any) -> Size:
+    """A size as a number or an expression."""
+    return value if isinstance(value, int) else _number(expression(value))
+
+
+def _number(value: sympy.Expr) -> Size:
+    return int(value) if value.is_Integer else value
+
+
+def shape(node: Any) -> list[Size]:
+    value = tensor(node)
+    assert value is not None, node
+    return [size(s) for s in value.shape]
+
+
+@lru_cache(maxsize=65536)
+def quotient(a: Size, b: Size) -> Size | None:
+    """a / b where that is provably a whole number."""
+    if a == b:
+        return 1
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if b and a % b == 0 else None
+    whole = sympy.cancel(sympy.sympify(a) / sympy.sympify(b))
+    if whole.is_Integer or whole.is_Rational:
+        return int(whole) if whole.is_Integer else None
+    return whole if sympy.denom(whole) == 1 else None
+
+
+def product(sizes: Any) -> Size:
+    result: Size = 1
+    for s in sizes:
+        result = result * s
+    return _number(result) if isinstance(result, sympy.Expr) else result
+
+
+def number(value: Any) -> float | int | bool | None:
+    """A plain number, or None."""
+    return value if isinstance(value, (bool, int, float)) else None
+
+
+def size_symbols(placeholders: Sequence[fx.Node]) -> dict[sympy.Symbol, tuple[int, int | None]]:
+    """Inputs from which symbolic sizes can be read."""
+    found: dict[sympy.Symbol, tuple[int, int | None]] = {}
+    for index, node in enumerate(placeholders):
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
+            found.setdefault(value.node.expr, (index, None))
+        if isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                    found.setdefault(size.node.expr, (index, dim))
+    return found
+
+
+def size_seen(graph: fx.Graph, value: Size) -> int | None:
+    """A size as it was in the call that is being compiled; never adds a guard."""
+    if isinstance(value, int):
+        return value
+    env = _torch.shape_env_of(graph)
+    known = env.backed_var_to_val if env is not None else {}
+    number = value.subs({s: known[s] for s in value.free_symbols if s in known})
+    return int(number) if number.is_Integer else None
+
+
+# --- what some calls say -----------------------------------------------------------------------------
+
+
+def swapped(n: fx.Node) -> tuple[int, int]:
+    """Dims that a transpose exchanges."""
+    if op(n) in ("t", "numpy_T"):
+        return 0, 1
+    rank = rank_of(n)
+    return n.args[1] % rank, n.args[2] % rank  # type: ignore[operator,return-value]
+
+
+def padding(n: fx.Node) -> list[tuple[Any, Any]]:
+    """(before, after) of each dim."""
+    rank = rank_of(n)
+    flat = list(arg(n, "pad"))
+    pairs = [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
+    return [(0, 0)] * (rank - len(pairs)) + pairs[::-1]
+
+
+def joined_parts(n: fx.Node) -> list[fx.Node]:
+    """Operands of a cat or stack. An empty tensor of one dim may be joined to anything, and adds nothing."""
+    parts: Any = n.args[0]
+    return [p for p in parts if rank_of(n) == 1 or shape(p) != [0]]
+
+
+def dim_of_cat(n: fx.Node) -> int:
+    return arg(n, "dim", 0) % rank_of(n)
+
+
+def einsum_labels(n: fx.Node) -> tuple[list[str], str] | None:
+    """Labels of the operands and of the result; None where a letter is repeated within an operand."""
+    equation = str(n.args[0]).replace(" ", "")
+    left, arrow, out = equation.partition("->")
+    inputs = left.split(",")
+    operands: Any = n.args[1]
+    free = [c for c in "ABCDEFGHIJKLMNOPQRS" if c not in equation]
+    widest = max(rank_of(x) - len(label.replace("...", "")) for label, x in zip(inputs, operands, strict=True))
+    for k, (label, x) in enumerate(zip(inputs, operands, strict=True)):
+        count = rank_of(x) - len(label.replace("...", ""))
+        inputs[k] = label.replace("...", "".join(free[widest - count : widest]))
+    out = out.replace("...", "".join(free[:widest]))
+    if any(len(set(label)) != len(label) for label in inputs):
+        return None
+    if not arrow:
+        letters = "".join(inputs)
+        out = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    return inputs, out
+
+
+def reduced_dims(n: fx.Node) -> list[int]:
+    dims = dims_of(n)
+    return list(range(rank_of(n.args[0]))) if dims is None else dims
+
+
+def counts_from_zero(n: Any) -> bool:
+    """An arange from 0, possibly reshaped."""
+    while op(n) in ("unsqueeze", "reshape", "clone", "_to_copy") or (op(n) == "add" and n.args[1] == 0):
+        n = n.args[0]
+    return op(n) == "arange" and arg(n, "start", 0) in (0, None) and arg(n, "step", 1) in (1, None)
+
+
+def picking_mask(n: fx.Node) -> fx.Node | None:
+    """The mask m when a node is x[m], x[nonzero(m)] or the like: it keeps the rows where m holds, in order."""
+    if op(n) == "index_select":
+        return _coordinates_of(arg(n, "index"), 0) if arg(n, "dim") == 0 else None
+    indices: Any = n.args[1]
+    if op(n) != "index" or not all(is_tensor(i) for i in indices):
+        return None
+    if len(indices) == 1 and tensor(indices[0]).dtype == torch.bool:  # type: ignore[union-attr]
+        return indices[0]
+    masks = [_coordinates_of(i, k) for k, i in enumerate(indices)]
+    mask = masks[0] if masks and all(m is masks[0] for m in masks) else None
+    return mask if mask is not None and rank_of(mask) == len(indices) else None
+
+
+def _coordinates_of(index: Any, k: int) -> fx.Node | None:
+    """The mask whose k-th nonzero coordinates an index is."""
+    while op(index) in ("clone", "_to_copy", "squeeze", "reshape"):
+        index = index.args[0]
+    if op(index) == "nonzero" and rank_of(index.args[0]) == 1:
+        return index.args[0]
+    if op(index) == "getitem" and index.args[1] == k:
+        source = index.args[0]
+        if op(source) in ("nonzero_numpy", "where"):
+            return source.args[0]
+        if op(source) == "unbind" and arg(source, "dim") in (1, -1) and op(source.args[0]) == "nonzero":
+            return source.args[0].args[0]
+    if op(index) == "select" and arg(index, "dim") in (1, -1) and arg(index, "index") == k:
+        return index.args[0].args[0] if op(index.args[0]) == "nonzero" else None
+    return None
+
+
+def is_pointwise_convolution(n: fx.Node) -> bool:
+    one = all(v in (1, [1]) for v in (arg(n, "stride"), arg(n, "groups")))
+    return shape(n.args[1])[2] == 1 and one and arg(n, "padding") in (0, [0], "valid", "same")

@@ -1,0 +1,104 @@
+"""Results in the shape that eager has, made from packed rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ....graph.nodes import tensor
+from ..calls import LIKE, arg, is_tensor, op, product, rank_of, reduced_dims, shape
+from ..deciding import Keeps, Loses, Sums
+from ..ops.losses import classes_second
+from ..pooling import Pooled
+from ..program import RowSet
+from ..spaces import Space
+from .values import Values
+
+aten = torch.ops.aten
+
+
+def filled(e: Values, n: fx.Node) -> fx.Node:
+    """A constant in the shape of a value that need not be there."""
+    value = tensor(n)
+    assert value is not None
+    sizes = [e.size(s) for s in shape(n)]
+    return e.call(aten.full.default, sizes, LIKE[op(n)], dtype=value.dtype, device=value.device)
+
+
+def kept(e: Values, n: fx.Node, decision: Keeps) -> fx.Node:
+    """Rows of a value as the model's own tensor, whose size is their number."""
+    x = e.packed(decision.source, e.set_of(decision.space, decision.rows, exact=True))
+    features = shape(n)[1:]  # without a dim of size one that rows have
+    return x if e.kept_sizes(decision.source, decision.space.axes) == features else e.reshape(x, [-1, *features])
+
+
+def loss(e: Values, n: fx.Node, decision: Loses) -> fx.Node:
+    """A loss over the rows that it does not ignore; dummies are ignored."""
+    chosen = e.set_of(decision.space, decision.rows)
+    given, targets = n.all_input_nodes[:2]
+    scores, target = classes_second(e, given, chosen), e.packed(targets, chosen)
+    dims = len(e.kept(targets, decision.space.axes))
+    target = e.without_dummies(target, chosen, arg(n, "ignore_index"), dims)
+    return e.call(n.target, scores, target, *n.args[2:], **n.kwargs)
+
+
+def summed(e: Values, n: fx.Node, decision: Sums) -> fx.Node:
+    """A sum or mean over columns of a value that is zero on the rows that were left out."""
+    x: Any = n.args[0]
+    chosen = e.homes.get(x) or e.set_of(decision.space, decision.rows)
+    axes, gone = chosen.space.axes, reduced_dims(n)
+    lost = {a for d in gone for a in e.typing.atoms(x)[d]}
+    whole = set(chosen.space.sequence) <= lost
+    y = _silenced(e, x, chosen) if whole and chosen.rounded else e.packed(x, chosen)
+    others = [e.position(x, d, chosen) for d, _ in e.kept(x, axes) if d in gone]
+    dtype = {"dtype": arg(n, "dtype")} if arg(n, "dtype") is not None else {}
+    if others:
+        y = e.call(aten.sum.dim_IntList, y, others, **dtype)
+    if whole:
+        y = e.call(aten.sum.dim_IntList, y, [0], **dtype)
+    else:
+        y = e.call(aten.to.dtype, y, dtype["dtype"]) if dtype else y
+        y = e.scattered(y, chosen, chosen.space.sequence)
+    if op(n) == "mean":
+        y = e.call(aten.div.Tensor, y, e.size(product(shape(x)[d] for d in gone)))
+    if whole:
+        return e.reshape(y, shape(n))
+    return e.padded(y, n, Space(chosen.space.sequence))
+
+
+def _silenced(e: Values, x: fx.Node, chosen: RowSet) -> fx.Node:
+    """A value that is zero on dummy rows. Of a loss times its weight the weight is: `fuse-loss` knows such sums."""
+    dims = len(e.kept(x, chosen.space.axes))
+    sides: list[Any] = [a for a in x.args[:2] if is_tensor(a)] if op(x) == "mul" else []
+    weights = [a for a in sides if a not in e.an.meanings.tainted and _one_per_row(e, a, x, chosen)]
+    if len(sides) == 2 and len(weights) == 1:
+        other = sides[1 - sides.index(weights[0])]
+        share = e.without_dummies(e.packed(weights[0], chosen), chosen, 0, 0)
+        share = e.reshape(share, [-1, *[1] * dims]) if dims else share
+        return e.call(x.target, e.operand(other, x, chosen), share)
+    if dims or not tensor(x).is_floating_point():  # type: ignore[union-attr]
+        return e.without_dummies(e.packed(x, chosen), chosen, 0, dims)
+    return e.call(aten.mul.Tensor, e.packed(x, chosen), e.call(aten.logical_not.default, e.dummies(chosen)))
+
+
+def _one_per_row(e: Values, x: fx.Node, like: fx.Node, chosen: RowSet) -> bool:
+    axes = chosen.space.axes
+    return not e.kept(x, axes) and any(a in axes for a in e.typing.flat(x)) and rank_of(x) == rank_of(like)
+
+
+def pooled(e: Values, n: fx.Node, pool: Pooled) -> fx.Node:
+    """A product that contracts columns: of each row, then summed by sequence."""
+    left, right = pool.left, pool.right
+    chosen = e.set_of(pool.space, e.an.rows_where(pool.space, pool.support))
+    axes = pool.space.axes
+    p, v, out = pool.equation
+
+    def letters(label: str, x: fx.Node) -> str:
+        return "T" + "".join(label[d] for d, _ in e.kept(x, axes))
+
+    row = "".join(c for c, d in zip(out, e.typing.atoms(n), strict=True) if not set(d) & set(axes))
+    equation = f"{letters(p, left)},{letters(v, right)}->T{row}"
+    y = e.call(aten.einsum.default, equation, [e.packed(left, chosen), e.packed(right, chosen)])
+    return e.padded(e.scattered(y, chosen, pool.space.sequence), n, Space(pool.space.sequence))

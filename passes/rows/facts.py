@@ -1,0 +1,89 @@
+"""What is known of a graph before anything is asked of it: computed once, whatever is decided later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from .attending import Attention, Attentions
+from .attention.language import Refused
+from .axes import Typing
+from .calls import is_tensor, op
+from .meanings import Meanings
+from .missed import Missed
+from .moves import Move, Moves
+from .pooling import SOFTMAXES, MaskedSoftmax, Pooled, masked_softmax, pooling_product
+from .rowspaces import RowSpaces
+from .rowwise import Rowwise
+from .spaces import Space
+from .telling import RowFacts, Telling
+from .zeros import Zeros
+
+
+class Facts:
+    """Axes, meanings, zeros, row spaces, attentions and pooling of one graph.
+
+    `example` gives the value of a node that only data determines, on the inputs seen at compile time, or None.
+    """
+
+    def __init__(self, graph: fx.Graph, example: Callable[[fx.Node], torch.Tensor | None]) -> None:
+        self.graph = graph
+        self.typing = Typing(graph)
+        self.meanings = Meanings(graph, self.typing, example)
+        self.zeros = Zeros(graph, self.typing, self.meanings)
+        self.rows = RowSpaces(graph, self.typing, self.meanings, self.zeros)
+        self.rowwise = Rowwise(self.typing, self.space_of)
+        self.moves = Moves(self.typing, self.meanings, self.space_of)
+        self.attentions: dict[fx.Node, Attention] = {}
+        self.softmaxes: dict[fx.Node, MaskedSoftmax] = {}
+        self.pooled: dict[fx.Node, Pooled] = {}
+        self.missed: list[Missed] = []
+        self._moves: dict[fx.Node, Move | None] = {}
+        self._mixed: dict[tuple[fx.Node, Space], str | None] = {}
+        self._recognise()
+        for node, why in self.typing.failures.items():
+            text = f"{op(node)} stays padded, because its row rule failed: {why}"
+            hint = "this is a fault of turbogr, or of the package that declares the op: please report it"
+            self.missed.append(Missed(node, "rule-failed", text, hint))
+
+    def space_of(self, node: Any) -> Space | None:
+        return self.rows.of(node)
+
+    def move_of(self, node: fx.Node) -> Move | None:
+        if node not in self._moves:
+            self._moves[node] = self.moves.of(node)
+        return self._moves[node]
+
+    def why_mixed(self, node: fx.Node, space: Space) -> str | None:
+        key = (node, space)
+        if key not in self._mixed:
+            self._mixed[key] = self.rowwise.why_mixed(node, space)
+        return self._mixed[key]
+
+    def _recognise(self) -> None:
+        telling = Telling(RowFacts(self.graph, self.typing, self.meanings, self.rows.found))
+        attentions = Attentions(telling, self.space_of)
+        values = [n for n in self.graph.nodes if is_tensor(n)]
+        for node in values:
+            space = self.space_of(node) if op(node) in SOFTMAXES else None
+            found = masked_softmax(node, space, telling) if space is not None and space.column else None
+            if found is not None:
+                self.softmaxes[node] = found
+                self.zeros.declare(node, frozenset(found.predicates))
+        if self.softmaxes:
+            self.zeros.propagate()
+        for node in values:
+            try:
+                attention = attentions.of(node)
+            except Refused as why:
+                self.missed.append(Missed(why.node or node, "attention-kept", f"attention stays padded: {why}"))
+                continue
+            if attention is not None:
+                self.attentions[node] = attention
+            elif op(node) in ("matmul", "bmm", "einsum"):
+                pooled = pooling_product(node, self.typing, self.zeros, self.space_of)
+                if pooled is not None:
+                    self.pooled[node] = pooled

@@ -1,0 +1,167 @@
+"""Tables, gathers and indexing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch import fx
+
+from ....graph.nodes import tensor
+from ..calls import arg, counts_from_zero, dim_of, op, picking_mask, product, quotient, rank_of, shape
+from ..declaration import row_op
+from . import along, moves
+from .packing import first_packed, same_dims
+
+if TYPE_CHECKING:
+    from ..axes import Dims, Typing
+    from ..emit import Emitter
+    from ..program import RowSet
+    from ..rowwise import Rowwise
+    from ..spaces import Space
+    from ..zeros import Support, Zeros
+
+
+def _embedding(t: Typing, n: fx.Node) -> Dims:
+    return [*t.dims(n.args[1]), t.dims(n.args[0])[1]]
+
+
+def _embedding_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
+    if arg(n, "scale_grad_by_freq"):
+        return "scale_grad_by_freq counts the pads too"
+    return None if r.free(n.args[0], s) else "a table indexed by rows"
+
+
+def _embedding_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
+    table: Any = n.args[0]
+    ids: Any = n.args[1]
+    e.note_lookup(ids, shape(table)[0])
+    return e.again(n, indices=e.packed(ids, chosen))
+
+
+def _one_hot(t: Typing, n: fx.Node) -> Dims:
+    return [*t.dims(n.args[0]), t.axes.fresh(shape(n)[-1])]
+
+
+def _one_hot_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
+    return None if arg(n, "num_classes") != -1 else "the number of classes depends on the data"
+
+
+def _one_hot_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
+    ids: Any = n.args[0]
+    e.note_lookup(ids, shape(n)[-1])
+    return first_packed(e, n, chosen)
+
+
+def _searched_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
+    if not r.covers(n.args[0], s) or not r.free(n.args[1], s):
+        return f"{op(n)} among rows"
+    return None
+
+
+def _gather(t: Typing, n: fx.Node) -> Dims | None:
+    if arg(n, "dim") is None:
+        return None
+    at = dim_of(n)
+    x, index = t.dims(n.args[0]), t.dims(arg(n, "index") or arg(n, "indices"))
+    old, new = shape(n.args[0]), shape(n)
+    out: Dims = []
+    for i, (d, k) in enumerate(zip(x, index, strict=True)):
+        aligned = i != at and t.axes.same(old[i], new[i])  # gather may also read a corner of the tensor
+        out.append(t.join(d, k) if aligned else k)
+    return out
+
+
+def _gather_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
+    index = arg(n, "index") or arg(n, "indices")
+    if r.on_rows(n.args[0], dim_of(n), s) or not r.covers(n.args[0], s) or not r.covers(index, s):
+        return "gathers rows"
+    same = all(r.typing.axes.same(a, b) for i, (a, b) in enumerate(zip(shape(n.args[0]), shape(index), strict=True))
+               if i != dim_of(n))  # fmt: skip
+    return None if same else "gathers from a corner of the tensor"
+
+
+def _gather_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
+    """By gather: the fake of take_along_dim cannot take a number of rows that only the batch knows."""
+    x: Any = n.args[0]
+    e.note_lookup(arg(n, "index") or arg(n, "indices"), shape(x)[dim_of(n)])
+    y, at = e.packed(x, chosen), e.position(x, dim_of(n), chosen)
+    if op(n) == "take_along_dim":
+        return e.call(torch.ops.aten.gather.default, y, at, e.packed(arg(n, "indices"), chosen))
+    return e.again(n, self=y, dim=at, index=e.packed(arg(n, "index"), chosen))
+
+
+def _index_select(t: Typing, n: fx.Node) -> Dims:
+    mask = picking_mask(n)
+    if mask is not None:
+        return _picked(t, n.args[0], mask)
+    chosen = (t.dims(arg(n, "index")) or [[]])[0]
+    return [chosen if i == dim_of(n) else d for i, d in enumerate(t.dims(n.args[0]))]
+
+
+def _selected_zeros(z: Zeros, n: fx.Node) -> Support:
+    """Elements move along the dim, even where its axis stays the same."""
+    return z.support_beside(n.args[0], dim_of(n))
+
+
+def _index(t: Typing, n: fx.Node) -> Dims | None:
+    x: Any = n.args[0]
+    indices: Any = n.args[1]
+    mask = picking_mask(n)
+    if mask is not None:
+        return _picked(t, x, mask)
+    if not _by_numbers(indices):
+        return None
+    for k, index in enumerate(indices):
+        if counts_from_zero(index) and quotient(shape(x)[k], product(shape(index))) == 1:
+            t.join(t.dims(x)[k], [a for d in t.dims(index) for a in d])  # x[arange(n)] is x
+    rank = max(rank_of(i) for i in indices)
+    return [*t.broadcast(indices, rank), *t.dims(x)[len(indices) :]]
+
+
+def _by_numbers(indices: Any) -> bool:
+    values = [tensor(i) for i in indices]
+    return all(v is not None and v.dtype != torch.bool for v in values)
+
+
+def _picked(t: Typing, x: Any, mask: fx.Node) -> Dims:
+    """Rows that a mask keeps."""
+    for mine, its in zip(t.dims(x), t.dims(mask), strict=False):
+        t.join(mine, its)
+    if mask not in t.kept:
+        t.kept[mask] = [t.axes.new(sympy.Symbol(f"kept_{len(t.kept)}", integer=True, nonnegative=True))]
+    return [t.kept[mask], *t.dims(x)[rank_of(mask) :]]
+
+
+def _index_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
+    if not r.free(n.args[0], s):
+        return "picks rows"
+    return None if _by_numbers(n.args[1]) else "picks by a mask"
+
+
+def _index_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
+    """A table indexed by row values."""
+    indices: Any = n.args[1]
+    rank = max(rank_of(i) for i in indices)
+    widest = next(i for i in indices if rank_of(i) == rank)
+    table: Any = n.args[0]
+    for i, count in zip(indices, shape(table), strict=False):
+        e.note_lookup(i, count, from_end=True)
+    packed = [e.operand(i, widest, chosen) if i is not widest else e.packed(i, chosen) for i in indices]
+    return e.again(n, indices=packed)
+
+
+row_op("embedding", models=("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse"),
+       axes=_embedding, mixes=_embedding_mixes, packed=_embedding_packed)  # fmt: skip
+row_op("one_hot", models=("self", "num_classes"), axes=_one_hot, mixes=_one_hot_mixes, packed=_one_hot_packed)
+row_op("bucketize.Tensor", models=("self", "boundaries", "out_int32", "right"),
+       axes=same_dims, mixes=_searched_mixes, packed=first_packed)  # fmt: skip
+row_op("isin.Tensor_Tensor", models=("elements", "test_elements", "assume_unique", "invert"),
+       axes=same_dims, mixes=_searched_mixes, packed=first_packed)  # fmt: skip
+row_op("gather", "take_along_dim", models=("self", "dim", "index", "indices", "sparse_grad"),
+       axes=_gather, mixes=_gather_mixes, reads=moves.gathered, packed=_gather_packed)  # fmt: skip
+row_op("index_select", models=("self", "dim", "index"),
+       axes=_index_select, zeros=_selected_zeros, reads=moves.numbered, **along.ALONG)  # fmt: skip
+row_op("index", models=("self", "indices"),
+       axes=_index, mixes=_index_mixes, reads=moves.indexed, packed=_index_packed)  # fmt: skip

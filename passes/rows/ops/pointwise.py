@@ -1,0 +1,185 @@
+"""Pointwise ops: each element is made from the elements of the operands at its own index."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from .... import _torch
+from ....graph.nodes import tensor
+from ..calls import COPIES, VIEWS, arg, is_tensor, op, rank_of, shape, tensors
+from ..declaration import EVERY, Declaration, row_family, row_op
+from ..meaning import Holds
+from ..zeros import NOWHERE_KNOWN
+from .packing import first_packed
+
+if TYPE_CHECKING:
+    from ..axes import Dims, Typing
+    from ..emit import Emitter
+    from ..program import RowSet
+    from ..rowwise import Rowwise
+    from ..spaces import Space
+    from ..zeros import Support, Zeros
+
+aten = torch.ops.aten
+# Torch does not tag them as pointwise.
+_ALSO = (
+    "_to_copy", "to", "detach", "alias", "contiguous", "lift_fresh_copy", "zeros_like", "ones_like", "full_like",
+    "multiply", "type_as", "copy", "divide", "subtract", "true_divide", "fill", "log_sigmoid", "softplus", "nan_to_num",
+    "logical_or", "logical_and", "logical_not", "greater", "less", "greater_equal", "less_equal", "floor_divide",
+    "not_equal", "negative", "absolute", "square", "clip", "gelu", "clone", "hardswish", "rsub",
+)  # fmt: skip
+
+
+def broadcast(t: Typing, n: fx.Node) -> Dims:
+    return t.broadcast(tensors(n), rank_of(n))
+
+
+def aligned(r: Rowwise, n: fx.Node, s: Space) -> str | None:
+    return r.aligned(n, s)
+
+
+def packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
+    return e.pointwise(n, chosen)
+
+
+def zero_of_zeros(z: Zeros, n: fx.Node) -> Support:
+    """Where all operands are zero, the result is what the op makes of zeros."""
+    operands = [x for x in n.all_input_nodes if not is_tensor(x) or z.meanings.constant(x) is None]
+    if not operands or not all(is_tensor(x) for x in operands):
+        return NOWHERE_KNOWN
+    found = frozenset.intersection(*[z.support(x) for x in operands])
+    return found if found and _makes_zero(z, n) else NOWHERE_KNOWN
+
+
+def _makes_zero(z: Zeros, n: fx.Node) -> bool:
+    """The op itself, called on zeros of the operands' ranks and dtypes, and on the constants among its operands.
+
+    A zero may be negative, and some ops tell: every choice of signs must give zero. Users' ops are not called: nobody
+    knows what else they do.
+    """
+    target: Any = n.target
+    loose = [x for x in tensors(n) if z.meanings.constant(x) is None and _has_sign(x)]
+    if target.namespace != "aten" or _torch.is_random(n) or len(loose) > 3:
+        return False
+    for signs in itertools.product((0.0, -0.0), repeat=len(loose)):
+        chosen = dict(zip(loose, signs, strict=True))
+
+        def real(x: fx.Node, chosen: dict[fx.Node, float] = chosen) -> torch.Tensor:
+            value, constant = tensor(x), z.meanings.constant(x)
+            assert value is not None
+            number = chosen.get(x, 0) if constant is None else constant
+            return torch.full([1] * value.dim(), number, dtype=value.dtype)
+
+        args, kwargs = fx.map_arg((n.args, n.kwargs), real)
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "memory_format", "pin_memory")}
+        try:
+            with _torch.outside_compilation(), torch.no_grad():
+                if bool((target(*args, **kwargs) != 0).any()):
+                    return False
+        except (RuntimeError, TypeError, ValueError, ZeroDivisionError):
+            return False
+    return True
+
+
+def _has_sign(x: fx.Node) -> bool:
+    value = tensor(x)
+    return value is not None and value.dtype.is_floating_point
+
+
+def _either_zero(z: Zeros, n: fx.Node) -> Support:
+    return z.factor(n.args[0]) | z.factor(n.args[1])
+
+
+def _numerator_zero(z: Zeros, n: fx.Node) -> Support:
+    return z.support(n.args[0]) if _never_zero(z, n.args[1]) else NOWHERE_KNOWN
+
+
+def _first_zero(z: Zeros, n: fx.Node) -> Support:
+    return z.support(n.args[0])
+
+
+def _filled(z: Zeros, n: fx.Node) -> Support:
+    """where(mask, x, 0), masked_fill(x, mask, 0)."""
+    if op(n) == "where":
+        mask, value, other = n.args[:3]
+        wanted = True
+        if z.meanings.constant(value) == 0:
+            value, other, wanted = other, value, False
+    else:
+        value, mask, other = n.args[:3]
+        wanted = False
+    if z.meanings.constant(other) != 0:
+        return NOWHERE_KNOWN
+    two = z.meanings.two(mask)
+    kept = two.with_yes(lambda yes, no: bool(yes) is wanted and bool(no) is not wanted) if two is not None else None
+    held = {k.predicate for k in kept.literals if isinstance(k, Holds)} if kept is not None else set()
+    return z.support(value) | held
+
+
+_NEVER_NEGATIVE = {"linalg_norm", "linalg_vector_norm", "norm", "abs", "square", "relu", "exp", "sigmoid", "sqrt"}
+
+
+def _never_zero(z: Zeros, value: Any) -> bool:
+    while op(value) in VIEWS | COPIES:
+        value = value.args[0]
+    if not isinstance(value, fx.Node):
+        return isinstance(value, (int, float)) and value != 0
+    constant = z.meanings.constant(value)
+    if constant is not None:
+        return constant != 0
+    if op(value) in ("clamp", "clamp_min", "clip"):
+        return isinstance(arg(value, "min"), (int, float)) and arg(value, "min") > 0
+    more = op(value) == "add" and isinstance(value.args[1], float) and value.args[1] > 0
+    return op(value) in ("exp", "sigmoid", "softplus") or (more and op(value.args[0]) in _NEVER_NEGATIVE)
+
+
+def _add_quotient(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
+    """In single steps where it broadcasts: the fake of addcdiv cannot, for rows that only the batch counts."""
+    value = tensor(n)
+    assert value is not None
+    if all(shape(x) == shape(n) for x in tensors(n)):
+        return e.pointwise(n, chosen)
+    x, above, below = (e.operand(a, n, chosen) for a in n.args[:3])
+    share = e.call(aten.mul.Tensor, e.call(aten.to.dtype, above, value.dtype), arg(n, "value"))
+    return e.call(aten.add.Tensor, x, e.call(aten.div.Tensor, share, below))
+
+
+def _channel_slopes(t: Typing, n: fx.Node) -> Dims:
+    """One slope per channel, which is dim 1; or one for all."""
+    x, slopes = t.dims(n.args[0]), t.dims(n.args[1])
+    if len(x) > 1 and slopes:
+        t.join(x[1], slopes[0])
+    return list(x)
+
+
+def _slopes_mix(r: Rowwise, n: fx.Node, s: Space) -> str | None:
+    x: Any = n.args[0]
+    if not r.covers(x, s) or not r.free(n.args[1], s):
+        return "slopes that depend on rows"
+    slopes: Any = n.args[1]
+    many = bool(r.typing.flat(slopes))
+    first = r.typing.atoms(x)[0]
+    kept = not many or (rank_of(x) > 1 and bool(first) and set(first) <= set(s.axes))
+    return None if kept else "slopes per channel of values whose first dim is not rows"
+
+
+POINTWISE: dict[str, Any] = {"models": EVERY, "axes": broadcast, "mixes": aligned, "packed": packed}
+
+
+def _tagged(target: torch._ops.OpOverload) -> bool:
+    random = torch.Tag.nondeterministic_seeded in target.tags
+    return torch.Tag.pointwise in target.tags and not random and len(target._schema.returns) == 1
+
+
+row_family(_tagged, Declaration(EVERY, broadcast, aligned, zero_of_zeros, None, packed))
+row_op(*_ALSO, zeros=zero_of_zeros, **POINTWISE)
+row_op("dropout", zeros=_first_zero, **POINTWISE)
+row_op("mul", "multiply", zeros=_either_zero, **POINTWISE)
+row_op("div", "true_divide", zeros=_numerator_zero, **POINTWISE)
+row_op("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar", "masked_fill", zeros=_filled, **POINTWISE)
+row_op("addcdiv", zeros=zero_of_zeros, **{**POINTWISE, "packed": _add_quotient})
+row_op("prelu", models=("self", "weight"), axes=_channel_slopes, mixes=_slopes_mix, packed=first_packed)

@@ -1,0 +1,195 @@
+"""Linear layers, matrix products, einsum, attention as one op."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from ..calls import arg, einsum_labels, is_pointwise_convolution, is_tensor, op, rank_of, shape
+from ..declaration import EVERY, row_op
+from ..zeros import NOWHERE_KNOWN
+from . import moves
+from .packing import first_packed
+
+if TYPE_CHECKING:
+    from ..axes import Dim, Dims, Typing
+    from ..emit import Emitter
+    from ..program import RowSet
+    from ..rowwise import Rowwise
+    from ..spaces import Space
+    from ..zeros import Support, Zeros
+
+aten = torch.ops.aten
+
+
+def _linear(t: Typing, n: fx.Node) -> Dims:
+    x, w = t.dims(n.args[0]), t.dims(n.args[1])
+    t.join(x[-1], w[-1])
+    return [*x[:-1], *w[:-1]]
+
+
+def _matmul(t: Typing, n: fx.Node) -> Dims | None:
+    x, y = t.dims(n.args[0]), t.dims(n.args[1])
+    if len(x) > 1 and len(y) > 1:
+        return t.product(x, y)
+    if len(y) == 1:
+        t.join(x[-1], y[0])
+        return x[:-1]
+    t.join(x[0], y[-2])
+    return [*y[:-2], y[-1]]
+
+
+def _add_product(t: Typing, n: fx.Node) -> Dims:
+    out = t.product(t.dims(n.args[1]), t.dims(n.args[2]))
+    added = t.dims(n.args[0])
+    return [t.join(p, q) for p, q in zip(out, [[]] * (len(out) - len(added)) + added, strict=True)]
+
+
+def _einsum(t: Typing, n: fx.Node) -> Dims | None:
+    labels = einsum_labels(n)
+    if labels is None:
+        return None
+    inputs, out = labels
+    known: dict[str, Dim] = {}
+    for label, operand in zip(inputs, n.args[1], strict=True):  # type: ignore[arg-type]
+        for letter, dim in zip(label, t.dims(operand), strict=True):
+            known[letter] = t.join(known.get(letter, []), dim)
+    return [known[letter] for letter in out]
+
+
+def _attention(t: Typing, n: fx.Node) -> Dims:
+    q, k, v = (t.dims(a) for a in n.args[:3])
+    for i in range(len(q) - 2):
+        if not arg(n, "enable_gqa") or i != len(q) - 3:
+            t.join(q[i], k[i], v[i])
+    t.join(q[-1], k[-1])
+    t.join(k[-2], v[-2])
+    if is_tensor(arg(n, "attn_mask")):
+        for m, s in zip(reversed(t.dims(arg(n, "attn_mask"))), reversed([*q[:-1], k[-2]]), strict=False):
+            t.join(s, m)
+    return [*q[:-1], v[-1]]
+
+
+def _conv1d(t: Typing, n: fx.Node) -> Dims | None:
+    x, w = t.dims(n.args[0]), t.dims(n.args[1])
+    if arg(n, "groups") != 1:
+        return None
+    t.join(x[-2], w[1])
+    last = x[-1] if is_pointwise_convolution(n) else t.axes.fresh(shape(n)[-1])
+    return [*x[:-2], w[0], last]
+
+
+def _linear_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
+    return None if not r.on_rows(n.args[0], -1, s) and all(r.free(x, s) for x in n.args[1:]) else "linear over rows"
+
+
+def _product_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
+    x, y = n.args[:2]
+    if op(n) in ("addmm", "baddbmm"):
+        x, y = n.args[1:3]
+        if not r.free(n.args[0], s) and not r.covers(n.args[0], s):
+            return f"{op(n)} of a value with other rows"
+    if r.on_rows(x, -1, s):
+        return "a product over rows"
+    if rank_of(y) <= 2 and r.free(y, s):
+        return None if r.covers(x, s) else "a product of values with other rows"
+    batch = r.typing.atoms(n)[:-2]
+    rows = [a for d in batch for a in d if a in s.axes]
+    same = rank_of(x) == rank_of(y) == rank_of(n) and sorted(rows) == sorted(s.axes)
+    if not same or not r.covers(x, s) or not r.covers(y, s):
+        return "a product of values with other rows"
+    return None if r.typing.atoms(x)[:-2] == r.typing.atoms(y)[:-2] == batch else "a product of values with other rows"  # type: ignore[arg-type]
+
+
+def _einsum_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
+    labels = einsum_labels(n)
+    if labels is None:
+        return "an einsum with '...' or a repeated letter"
+    inputs, out = labels
+    letters = {c: r.typing.atoms(n)[i] for i, c in enumerate(out)}
+    for label, x in zip(inputs, n.args[1], strict=True):  # type: ignore[arg-type]
+        for c, atoms in zip(label, r.typing.atoms(x), strict=True):
+            if any(a in s.axes for a in atoms) and (c not in letters or not set(atoms) <= set(s.axes)):
+                return "an einsum over rows"
+    return None
+
+
+def _conv1d_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
+    if not is_pointwise_convolution(n):
+        return "a convolution over neighbouring rows"
+    return "convolves over rows" if r.on_rows(n.args[0], -2, s) else None
+
+
+def _zeros(z: Zeros, n: fx.Node) -> Support:
+    """A product with zeros is zero, for what is known beside the contracted dim."""
+    bare = op(n) != "linear" or arg(n, "bias") is None
+    return z.support_beside(n.args[0], -1) if bare else NOWHERE_KNOWN
+
+
+def _matmul_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
+    x: Any = n.args[0]
+    y: Any = n.args[1]
+    other = e.dense(y) if e.an.rowwise.free(y, chosen.space) else e.packed(y, chosen)
+    return e.call(aten.matmul.default, e.packed(x, chosen), other)
+
+
+def _addmm_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
+    """By matmul and add: products of packed rows have other ranks than `addmm` and `baddbmm` take."""
+    added: Any = n.args[0]
+    x: Any = n.args[1]
+    y: Any = n.args[2]
+    if op(n) == "addmm":
+        return e.again(n, self=e.operand(added, n, chosen), mat1=e.packed(x, chosen))
+    product = e.call(aten.matmul.default, e.packed(x, chosen), e.packed(y, chosen))
+    scaled = e.call(aten.mul.Scalar, product, arg(n, "alpha")) if arg(n, "alpha") != 1 else product
+    if arg(n, "beta") == 0:
+        return scaled
+    term = e.operand(added, n, chosen)
+    return e.call(aten.add.Tensor, scaled, term, alpha=arg(n, "beta"))
+
+
+def _einsum_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
+    labels = einsum_labels(n)
+    assert labels is not None
+    inputs, out = labels
+    axes = chosen.space.axes
+    texts, values = [], []
+    operands: Any = n.args[1]
+    for label, x in zip(inputs, operands, strict=True):
+        if e.an.rowwise.free(x, chosen.space):
+            texts.append(label)
+            values.append(e.dense(x))
+            continue
+        texts.append("T" + "".join(label[d] for d, _ in e.kept(x, axes)))
+        values.append(e.packed(x, chosen))
+    row = "T" + "".join(c for c, d in zip(out, e.typing.atoms(n), strict=True) if not set(d) & set(axes))
+    return e.call(aten.einsum.default, f"{','.join(texts)}->{row}", values)
+
+
+def _conv1d_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
+    """A convolution of one column is a linear layer."""
+    x: Any = n.args[0]
+    table: Any = n.args[1]
+    weight = e.call(aten.squeeze.dim, e.dense(table), 2)
+    bias = [e.dense(arg(n, "bias"))] if arg(n, "bias") is not None else []
+    return e.call(aten.linear.default, e.packed(x, chosen), weight, *bias)
+
+
+row_op("linear", models=("input", "weight", "bias"),
+       axes=_linear, mixes=_linear_mixes, zeros=_zeros, packed=first_packed)  # fmt: skip
+row_op("mm", models=("self", "mat2"), axes=_matmul, mixes=_product_mixes, zeros=_zeros, packed=_matmul_packed)
+row_op("matmul", models=("self", "other"),
+       axes=_matmul, mixes=_product_mixes, zeros=_zeros, reads=moves.one_hot, packed=_matmul_packed)  # fmt: skip
+row_op("bmm", models=("self", "mat2"),
+       axes=_matmul, mixes=_product_mixes, reads=moves.one_hot, packed=_matmul_packed)  # fmt: skip
+row_op("addmm", models=("self", "mat1", "mat2", "beta", "alpha"),
+       axes=_add_product, mixes=_product_mixes, packed=_addmm_packed)  # fmt: skip
+row_op("baddbmm", models=("self", "batch1", "batch2", "beta", "alpha"),
+       axes=_add_product, mixes=_product_mixes, packed=_addmm_packed)  # fmt: skip
+row_op("einsum", models=("equation", "tensors"),
+       axes=_einsum, mixes=_einsum_mixes, reads=moves.one_hot, packed=_einsum_packed)  # fmt: skip
+row_op("scaled_dot_product_attention", models=EVERY, axes=_attention)
+row_op("conv1d", models=("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
+       axes=_conv1d, mixes=_conv1d_mixes, packed=_conv1d_packed)  # fmt: skip

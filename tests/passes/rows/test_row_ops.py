@@ -1,0 +1,266 @@
+"""Calls whose rows torch treats in a way that is easily missed: each gives what eager gives, packed or not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import turbogr_compile
+from turbogr_compile import Instrument, RuleError
+
+SEQUENCES, COLUMNS, FEATURES = 3, 6, 4
+BATCHES = [
+    torch.tensor([[3, 1, 4, 0, 0, 0], [2, 5, 0, 0, 0, 0], [1, 2, 3, 4, 5, 0]]),
+    torch.tensor([[0] * 6, [7, 0, 0, 2, 0, 0], [1, 0, 3, 0, 5, 0]]),
+    torch.tensor([[1, 2, 3, 4, 5, 6]] * 3),
+]
+POSITIONS = torch.arange(1.0, 1 + COLUMNS, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def told(fn, table, *batch):
+    """Loss and gradient, or the error."""
+    table.grad = None
+    try:
+        loss = fn(*batch)
+    except (RuntimeError, IndexError) as error:
+        return type(error)
+    loss.backward()
+    return loss.detach(), table.grad.clone()
+
+
+def assert_same(step, table, *batches, **options):
+    """In eager and compiled; a failing pass raises."""
+    compiled = turbogr_compile.compile(step, target="eager", on_error="raise", **options)
+    for batch in batches:
+        expected, found = told(step, table, *batch), told(compiled, table, *batch)
+        if isinstance(expected, type):
+            assert found is expected
+        else:
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.fixture
+def table():
+    return torch.randn(9, FEATURES, dtype=torch.float64, requires_grad=True)
+
+
+def masked(ids, y):
+    return (y * (ids != 0)[..., None]).sum()
+
+
+def test_gather_takes_no_negative_column(table):
+    """Advanced indexing counts -1 from the end, gather does not."""
+
+    def gathers(ids, lengths):
+        x = F.embedding(ids, table)
+        return x.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, FEATURES)).sum()
+
+    def indexes(ids, lengths):
+        return F.embedding(ids, table)[torch.arange(SEQUENCES), lengths - 1].sum()
+
+    batches = [(BATCHES[0], torch.tensor([3, 2, 5])), (BATCHES[0], torch.tensor([3, 0, 5]))]
+    assert_same(gathers, table, *batches)
+    assert_same(indexes, table, *batches)
+
+
+def test_selected_rows_are_not_zero_where_they_were(table):
+    def step(ids, order):
+        x = (F.embedding(ids, table) + POSITIONS[order][:, None]) * (ids != 0)[..., None]
+        return (x.index_select(1, order) * POSITIONS[:, None]).sum()
+
+    assert_same(step, table, *[(BATCHES[0], torch.arange(COLUMNS).flip(0)), (BATCHES[0], torch.arange(COLUMNS))])
+
+
+@pytest.mark.parametrize("start", [-10, -50, -3])
+def test_a_slice_that_begins_before_the_batch(table, start):
+    def step(ids):
+        x = F.embedding(ids, table)[:, start:-1]
+        return F.cross_entropy((x @ table.T).flatten(0, 1), ids[:, 1:][:, start + 1 :].flatten(), ignore_index=0)
+
+    def whole(ids):
+        x = F.embedding(ids, table)[:, start:-1]
+        return F.cross_entropy((x @ table.T).flatten(0, 1), ids[:, 1:].flatten(), ignore_index=0)
+
+    assert_same(step if start == -3 else whole, table, *[(ids,) for ids in BATCHES])
+
+
+@pytest.mark.parametrize("more, classes", [(2, 2), (1, 4)])
+def test_classes_behind_another_dim(table, more, classes):
+    def step(ids):
+        scores = F.embedding(ids, table).view(SEQUENCES, COLUMNS, classes, more).permute(3, 2, 0, 1)
+        target = (ids % classes)[None].expand(more, SEQUENCES, COLUMNS)
+        return (F.cross_entropy(scores, target, reduction="none") * (ids != 0)).sum()
+
+    assert_same(step, table, *[(ids,) for ids in BATCHES])
+
+
+def test_shares_of_classes_in_more_dims(table):
+    shares = torch.rand(SEQUENCES, 2, COLUMNS, 2, dtype=torch.float64)
+
+    def step(ids):
+        x = F.embedding(ids, table) * (ids != 0)[..., None]
+        return F.cross_entropy(x.view(SEQUENCES, COLUMNS, 2, 2).permute(0, 2, 1, 3), shares)
+
+    assert_same(step, table, *[(ids,) for ids in BATCHES])
+
+
+def test_calls_that_took_the_whole_pass_down(table):
+    above, below, nothing = torch.tensor(2.0), torch.tensor(3.0), torch.zeros(0, FEATURES, dtype=torch.float64)
+
+    def stable(ids):
+        return masked(ids, torch.sort(F.embedding(ids, table), dim=-1, stable=True)[0] * POSITIONS[:, None])
+
+    def quotient(ids):
+        return masked(ids, torch.addcdiv(F.embedding(ids, table), above, below))
+
+    def no_features(ids):
+        product = nothing @ F.embedding(ids, table).flatten(0, 1).T * (ids != 0).flatten()
+        return product.sum() + masked(ids, F.embedding(ids, table))
+
+    def legacy_empty(ids):
+        return masked(ids, torch.cat([torch.tensor([]), F.embedding(ids, table)], 1) * POSITIONS[:, None])
+
+    for step in (stable, quotient, no_features, legacy_empty):
+        assert_same(step, table, *[(ids,) for ids in BATCHES])
+
+
+def test_a_declaration_is_whole():
+    with pytest.raises(RuleError, match="'mixes' and 'packed' go together"):
+        turbogr_compile.row_op("shop::half", models=("x",), mixes=lambda check, node, space: None)
+    with pytest.raises(RuleError, match="a list of argument names"):
+        turbogr_compile.row_op("shop::half", models="x")
+
+
+def test_an_argument_that_is_not_modelled_is_named():
+    """`view` to another dtype is not a view of shapes; `mm` into another dtype is another product."""
+    from turbogr_compile.passes.rows.declaration import declared, why_undeclared
+    from turbogr_compile.testing import trace_graph
+
+    x = torch.randn(3, 4)
+    module = trace_graph(lambda x: (x.view(torch.int32), x.view(4, 3)), [x])
+    cast = module.graph.find_nodes(op="call_function", target=torch.ops.aten.view.dtype)
+    assert cast and declared(cast[0]) is None
+    assert why_undeclared(cast[0]) == "no row rule for view with dtype=torch.int32"
+
+
+class Remarks(Instrument):
+    explains = True
+
+    def __init__(self):
+        self.mixed = []
+
+    def finish(self, run):
+        self.mixed += [r.text for r in run.remarks if r.id == "mixes-rows"]
+
+
+ORDER = torch.tensor([2, 0])
+
+
+def halves(x):
+    """(rows, 2, 2)."""
+    return x.reshape(-1, 2, 2)
+
+
+def beside(x):
+    return x.reshape(SEQUENCES, COLUMNS, FEATURES)
+
+
+FEATURE_OPS = {
+    "topk": lambda x: x.topk(2)[0].repeat(1, 1, 2),
+    "topk_by_keyword": lambda x: torch.topk(x, 2, dim=-1, largest=False)[0].repeat(1, 1, 2),
+    "sort": lambda x: x.sort(-1, descending=True)[0],
+    "sort_stable": lambda x: torch.sort(x, dim=-1, stable=True)[0],
+    "argsort": lambda x: x * x.argsort(-1),
+    "argsort_stable": lambda x: x * torch.argsort(x, dim=-1, stable=True),
+    "median": lambda x: x * x.median(-1, keepdim=True)[0],
+    "nanmedian": lambda x: x * x.nanmedian(-1, keepdim=True)[0],
+    "kthvalue": lambda x: x * x.kthvalue(2, -1, keepdim=True)[0],
+    "mode": lambda x: x * x.round().mode(-1, keepdim=True)[0],
+    "quantile": lambda x: x * x.quantile(0.3, -1, keepdim=True),
+    "count_nonzero": lambda x: x * x.count_nonzero(-1)[..., None],
+    "nansum": lambda x: x * x.nansum(-1, keepdim=True),
+    "bucketize": lambda x: x * torch.bucketize(x, torch.linspace(-1, 1, 5, dtype=x.dtype), right=True),
+    "isin": lambda x: x * torch.isin(x.round(), torch.tensor([0.0, 1.0], dtype=x.dtype)),
+    "max": lambda x: x * x.max(-1, keepdim=True)[0],
+    "cummax": lambda x: x.cummax(-1)[0],
+    "cummin": lambda x: x.cummin(-1)[0],
+    "logcumsumexp": lambda x: x.logcumsumexp(-1),
+    "glu": lambda x: F.glu(x, -1).repeat(1, 1, 2),
+    "softmin": lambda x: F.softmin(x, -1),
+    "diff": lambda x: F.pad(x.diff(dim=-1), (0, 1)),
+    "pad": lambda x: F.pad(x, (1, 2), value=3.0)[..., :FEATURES],
+    "pad_inner": lambda x: beside(F.pad(x.view(SEQUENCES, COLUMNS, 2, 2), (0, 1, 1, 0))[..., 1:, :2]),
+    "flip": lambda x: x.flip(-1),
+    "roll": lambda x: x.roll(1, -1),
+    "unfold": lambda x: x.unfold(-1, 2, 1).sum(-2).repeat(1, 1, 2),
+    "tril": lambda x: beside(x.view(SEQUENCES, COLUMNS, 2, 2).tril()),
+    "triu": lambda x: beside(halves(x).triu(1)),
+    "cosine_similarity": lambda x: x * F.cosine_similarity(x, x.tanh(), dim=-1)[..., None],
+    "hardswish": F.hardswish,
+    "rsub": lambda x: torch.rsub(x, x.tanh(), alpha=2),
+    "maximum_of_two": lambda x: torch.max(x, x.tanh()),
+    "prelu": lambda x: F.prelu(x, torch.tensor([0.1], dtype=x.dtype)),
+    "prelu_channels": lambda x: beside(F.prelu(x.flatten(0, 1), torch.arange(4, dtype=x.dtype))),
+    "group_norm": lambda x: beside(F.group_norm(x.flatten(0, 1), 2)),
+    "instance_norm": lambda x: beside(F.instance_norm(halves(x))),
+    "batch_norm_eval": lambda x: beside(F.batch_norm(x.flatten(0, 1), x.new_ones(4), x.new_ones(4))),
+    "batch_norm_eval_turned": lambda x: F.batch_norm(x.mT, x.new_ones(4), x.new_ones(4)).mT,
+    "baddbmm": lambda x: beside(torch.baddbmm(halves(x), halves(x), halves(x).tanh(), beta=2, alpha=3)),
+    "index_fill": lambda x: x.index_fill(-1, ORDER, 2.0),
+    "index_copy": lambda x: x.index_copy(-1, ORDER, x[..., :2].tanh()),
+    "index_add": lambda x: x.index_add(-1, ORDER, x[..., :2].tanh(), alpha=2),
+    "select_scatter": lambda x: x.select_scatter(x.sum(-1), -1, 1),
+    "slice_scatter": lambda x: x.slice_scatter(x[..., 1:3], -1, 0, 2),
+    "take_along_dim": lambda x: torch.take_along_dim(x, x.argsort(-1), -1),
+    "scatter": lambda x: x.scatter(-1, x.argsort(-1), x.tanh()),
+    "scatter_add": lambda x: x.scatter_add(-1, x.argsort(-1), x.tanh()),
+    "scatter_value": lambda x: x.scatter(-1, x.argsort(-1)[..., :2], 7.0),
+}
+
+
+@pytest.mark.parametrize("fn", FEATURE_OPS.values(), ids=FEATURE_OPS)
+def test_features_of_packed_rows(table, fn):
+    """Ops on features run on the rows that count, and no rows are mixed."""
+
+    def step(ids):
+        x = fn(F.embedding(ids, table) + POSITIONS[:, None] / 7)
+        return F.cross_entropy((x @ table.T).flatten(0, 1), ids.flatten(), ignore_index=0)
+
+    told = Remarks()
+    assert_same(step, table, *[(ids,) for ids in BATCHES], instruments=(told,))
+    assert told.mixed == []
+
+
+@pytest.mark.parametrize(
+    "fn, stays",
+    [
+        (lambda x: F.elu(x, 2.0), True),
+        (lambda x: F.hardtanh(x, 0.5, 1.0), False),
+        (lambda x: F.hardtanh(x, -0.5, 1.0), True),
+        (lambda x: F.threshold(x, 0.1, 3.0), False),
+        (lambda x: F.threshold(x, -0.1, 3.0), True),
+        (lambda x: x.round(decimals=1), True),
+        (lambda x: x.clamp(min=0.5), False),
+        (lambda x: x.clamp(max=0.5), True),
+        (lambda x: x**0, False),
+        (lambda x: x**2, True),
+        (lambda x: x.gt(-1), False),
+        (lambda x: x.add(1), False),
+        (torch.cos, False),
+        (torch.sin, True),
+        (lambda x: torch.atan2(x, x), False),  # of two negative zeros it is -pi
+        (torch.signbit, False),
+    ],
+)
+def test_the_op_itself_says_what_it_makes_of_zero(fn, stays):
+    from tests.ops.declared import Declarations
+
+    said = Declarations(fn, [torch.randn(3, 4)])
+    assert said.keeps_zero(said.nodes[-1]) is stays
