@@ -129,7 +129,7 @@ class Attentions:
     """Recognises the attentions of a graph whose queries and keys are rows."""
 
     def __init__(self, telling: Telling, space_of: Callable[[Any], Space | None]) -> None:
-        self.telling, self.facts, self.space_of = telling, telling.facts, space_of
+        self.telling, self.known, self.space_of = telling, telling.known, space_of
         self.typing, self.meanings = telling.typing, telling.meanings
 
     def of(self, node: fx.Node) -> Attention | None:
@@ -137,7 +137,7 @@ class Attentions:
         over_rows = [x for x in tensors(node) if (s := self.space_of(x)) is not None and s.column]
         if not over_rows or not (op(node) == FUSED or is_candidate(node)):
             return None
-        form = recognise(node, self.facts)
+        form = recognise(node, self.known)
         if isinstance(form, Refused):
             raise form
         return self._in_rows(form) if form is not None and form.sequences else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -22,11 +22,16 @@ VIEWS = {"reshape", "view", "flatten", "unflatten", "unsqueeze", "squeeze", "per
 COPIES = {"clone", "alias", "detach", "lift_fresh_copy", "contiguous"}
 # The value does not depend on the tensor they are given, only the shape does.
 LIKE = {"zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
+_SYNONYMS = {
+    "multiply": "mul", "divide": "div", "true_divide": "div", "subtract": "sub", "negative": "neg", "not_equal": "ne",
+    "greater": "gt", "less": "lt", "greater_equal": "ge", "less_equal": "le", "clip": "clamp", "absolute": "abs",
+    "concat": "cat", "swapaxes": "transpose",
+}  # fmt: skip
 SPLITS = {"split", "split_with_sizes", "chunk", "tensor_split", "unbind"}
 
 
 def op(node: Any) -> str:
-    """Short name of an ATen op, 'namespace::name' of others, 'getitem', or '' for what is not a call."""
+    """Short name of an ATen op, one for all its synonyms; 'namespace::name' of others, 'getitem', or ''."""
     if not isinstance(node, fx.Node) or node.op != "call_function":
         return ""
     return _name(node.target)
@@ -35,7 +40,8 @@ def op(node: Any) -> str:
 @lru_cache(maxsize=4096)
 def _name(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
-        return target._schema.name.removeprefix("aten::")
+        name = target._schema.name.removeprefix("aten::")
+        return _SYNONYMS.get(name, name)
     return "getitem" if target is operator.getitem else getattr(target, "__name__", str(target))
 
 
@@ -100,6 +106,32 @@ def again(node: fx.Node, changed: dict[str, Any]) -> tuple[tuple[Any, ...], dict
     return args, {a.name: named[a.name] for a in schema if a.kwarg_only and a.name in named}
 
 
+def operand(node: fx.Node, at: int = 0) -> fx.Node:
+    """An argument that is a value of the graph."""
+    found = node.args[at]
+    assert isinstance(found, fx.Node), node
+    return found
+
+
+def operands(node: fx.Node, at: int = 0) -> list[fx.Node]:
+    """An argument that is a list of values of the graph."""
+    found = node.args[at]
+    assert isinstance(found, (list, tuple)) and all(isinstance(x, fx.Node) for x in found), node
+    return [x for x in found if isinstance(x, fx.Node)]
+
+
+def piece_of(node: fx.Node) -> int:
+    """Which result of several a getitem takes."""
+    found = node.args[1]
+    assert isinstance(found, int), node
+    return found
+
+
+def called(node: fx.Node) -> Callable[..., Any]:
+    assert callable(node.target), node
+    return node.target
+
+
 def tensors(node: fx.Node) -> list[fx.Node]:
     return [n for n in node.all_input_nodes if tensor(n) is not None]
 
@@ -108,10 +140,15 @@ def is_tensor(value: Any) -> bool:
     return tensor(value) is not None
 
 
-def rank_of(node: Any) -> int:
+def value_of(node: Any) -> torch.Tensor:
+    """The fake value of a node that is one tensor."""
     value = tensor(node)
     assert value is not None, node
-    return value.dim()
+    return value
+
+
+def rank_of(node: Any) -> int:
+    return value_of(node).dim()
 
 
 def size(value: Any) -> Size:
@@ -124,9 +161,7 @@ def _number(value: sympy.Expr) -> Size:
 
 
 def shape(node: Any) -> list[Size]:
-    value = tensor(node)
-    assert value is not None, node
-    return [size(s) for s in value.shape]
+    return [size(s) for s in value_of(node).shape]
 
 
 @lru_cache(maxsize=65536)
@@ -185,8 +220,8 @@ def swapped(n: fx.Node) -> tuple[int, int]:
     """Dims that a transpose exchanges."""
     if op(n) in ("t", "numpy_T"):
         return 0, 1
-    rank = rank_of(n)
-    return n.args[1] % rank, n.args[2] % rank  # type: ignore[operator,return-value]
+    first, second = (arg(n, name, arg(n, f"axis{name[-1]}")) for name in ("dim0", "dim1"))
+    return first % rank_of(n), second % rank_of(n)
 
 
 def padding(n: fx.Node) -> list[tuple[Any, Any]]:
@@ -246,7 +281,7 @@ def picking_mask(n: fx.Node) -> fx.Node | None:
     indices: Any = n.args[1]
     if op(n) != "index" or not all(is_tensor(i) for i in indices):
         return None
-    if len(indices) == 1 and tensor(indices[0]).dtype == torch.bool:  # type: ignore[union-attr]
+    if len(indices) == 1 and value_of(indices[0]).dtype == torch.bool:
         return indices[0]
     masks = [_coordinates_of(i, k) for k, i in enumerate(indices)]
     mask = masks[0] if masks and all(m is masks[0] for m in masks) else None

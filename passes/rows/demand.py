@@ -16,7 +16,7 @@ from torch import fx
 from ...graph.nodes import tensor
 from .attending import Attention
 from .attention.formula import KEY, QUERY
-from .calls import LIKE, arg, is_tensor, op, rank_of, reduced_dims, shape
+from .calls import LIKE, arg, is_tensor, op, operand, rank_of, reduced_dims, shape
 from .deciding import Keeps, decided
 from .facts import Facts
 from .meaning import Predicate, Within
@@ -103,7 +103,7 @@ class DemandAnalysis:
             wanted = self.rows_where(space, self.support(node))
         have = self.wanted.get(node)
         if have is not None:
-            wanted = ALL if ALL in (have, wanted) else have | wanted  # type: ignore[operator]
+            wanted = ALL if isinstance(have, Demand) or isinstance(wanted, Demand) else have | wanted
         self.wanted[node] = self._with_body(node, wanted)
 
     def keys_of(self, attention: Attention) -> Terms:
@@ -396,9 +396,9 @@ class DemandAnalysis:
         if op(u) not in ("sum", "mean") or not is_tensor(u.args[0]):
             return False
         space = self.space_of(u.args[0])
-        if space is None or self.wanted.get(u.args[0]) in (None, ALL):  # type: ignore[arg-type,operator]
+        if space is None or self.wanted.get(operand(u)) in (None, ALL):
             return False
-        gone = {a for d in reduced_dims(u) for a in self.typing.atoms(u.args[0])[d]}  # type: ignore[arg-type]
+        gone = {a for d in reduced_dims(u) for a in self.typing.atoms(operand(u))[d]}
         left = [a for a in space.axes if a not in gone]
         return set(space.column) <= gone and (not left or tuple(left) == space.sequence)
 

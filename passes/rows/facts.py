@@ -19,7 +19,7 @@ from .pooling import SOFTMAXES, MaskedSoftmax, Pooled, masked_softmax, pooling_p
 from .rowspaces import RowSpaces
 from .rowwise import Rowwise
 from .spaces import Space
-from .telling import RowFacts, Telling
+from .telling import Telling
 from .zeros import Zeros
 
 
@@ -64,7 +64,7 @@ class Facts:
         return self._mixed[key]
 
     def _recognise(self) -> None:
-        telling = Telling(RowFacts(self.graph, self.typing, self.meanings, self.rows.found))
+        telling = Telling(self.meanings.known.with_rows(self.rows.found), self.meanings)
         attentions = Attentions(telling, self.space_of)
         values = [n for n in self.graph.nodes if is_tensor(n)]
         for node in values:

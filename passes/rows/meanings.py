@@ -16,6 +16,7 @@ from .attention.language import AtLeast, Atom, Data, Number, Position, Sum, Test
 from .attention.table import Table
 from .axes import Typing, swapped
 from .calls import COPIES, VIEWS, arg, is_tensor, number, op, quotient, rank_of, shape
+from .known import Known
 from .meaning import (
     MINUS_INFINITY,
     Band,
@@ -29,7 +30,7 @@ from .meaning import (
     Speculation,
     Two,
 )
-from .reading import AGAIN, Facts, Reader
+from .reading import AGAIN, Reader
 
 # Never recomputed outside of the graph: too much work for the sake of knowing rows.
 _HEAVY = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "layer_norm",
@@ -55,9 +56,9 @@ class Meanings:
             if _taints(node) or any(n in self.tainted for n in node.all_input_nodes):
                 self.tainted.add(node)
         self.speculations: dict[fx.Node, Speculation] = {}  # what decisions rest on
-        facts = Facts(graph, self.tainted, example)
-        self._as_is = Reader(typing, facts, speculate=False)
-        self._guessed = Reader(typing, facts, speculate=True)
+        self.known = Known(graph, typing, self.tainted, example)
+        self._as_is = Reader(self.known, speculate=False)
+        self._guessed = Reader(self.known, speculate=True)
         self._meaning: dict[fx.Node, tuple[Meaning | None, Rests]] = {}
         self._resting: dict[Predicate, set[Speculation]] = {}
 
@@ -189,7 +190,7 @@ class Meanings:
         if name == "permute":
             order = [i % rank for i in arg(node, "dims")]
             return lambda i: order.index(i)
-        if name in ("transpose", "t", "swapaxes"):
+        if name in ("transpose", "t"):
             if rank < 2:
                 return lambda i: i
             a, b = swapped(node)

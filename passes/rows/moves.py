@@ -15,7 +15,7 @@ from .meaning import Predicate
 from .meanings import Meanings
 from .spaces import Fixed, Relation, Space, Taken
 
-RESIZING = {"slice", "narrow", "constant_pad_nd", "pad", "roll", "flip", "cat", "concat"}
+RESIZING = {"slice", "narrow", "constant_pad_nd", "pad", "roll", "flip", "cat"}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from .attention.numbers import cast
 from .attention.softmax import weights
 from .attention.table import Table, combine, reduced
 from .axes import Typing
-from .calls import COPIES, VIEWS, arg, einsum_labels, op, rank_of, shape, tensors
+from .calls import COPIES, VIEWS, arg, einsum_labels, op, operand, operands, rank_of, shape, tensors
 from .meaning import Predicate
 from .sets import Shown
 from .spaces import Space
@@ -76,8 +76,8 @@ def _scores(node: fx.Node, telling: Telling) -> Iterator[fx.Node]:
 def _evaluated(node: fx.Node, base: fx.Node, space: Space, telling: Telling, speculate: bool) -> MaskedSoftmax | None:
     typing, at = telling.typing, arg(node, "dim") % rank_of(node)
     names = [KEY if d == at else f"b{d}" for d in range(rank_of(node))]
-    sizes = Sizes({QUERY: 1, **dict(zip(names, shape(node), strict=True))}, telling.facts.env)
-    ev = Evaluator(telling.facts.graph, base, sizes, telling.facts, speculate)
+    sizes = Sizes({QUERY: 1, **dict(zip(names, shape(node), strict=True))}, telling.known.env)
+    ev = Evaluator(telling.known.graph, base, sizes, telling.known, speculate)
     index = tuple(Formula.axis(n) if s != 1 else Formula() for n, s in zip(names, shape(node), strict=True))
     value = tensor(node)
     assert value is not None
@@ -148,12 +148,13 @@ def _labels(n: fx.Node) -> tuple[fx.Node, fx.Node, tuple[str, str, str]] | None:
     """A product as an einsum."""
     if op(n) == "einsum":
         labels = einsum_labels(n)
-        if labels is None or len(n.args[1]) != 2:  # type: ignore[arg-type]
+        if labels is None or len(labels[0]) != 2:
             return None
-        left, right = n.args[1]  # type: ignore[misc,str-unpack]
-        return left, right, (*labels[0], labels[1])  # type: ignore[return-value]
-    left, right = n.args[:2]
+        (p, v), out = labels
+        left, right = operands(n, 1)
+        return left, right, (p, v, out)
+    left, right = operand(n), operand(n, 1)
     if rank_of(left) != rank_of(right) or rank_of(left) < 3:
         return None
     batch = "abcdefgh"[: rank_of(left) - 2]
-    return left, right, (f"{batch}xy", f"{batch}yz", f"{batch}xz")  # type: ignore[return-value]
+    return left, right, (f"{batch}xy", f"{batch}yz", f"{batch}xz")

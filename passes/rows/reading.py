@@ -7,17 +7,16 @@ over, and two masks that are written differently over the same rows have the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from ... import _torch
-from ...graph.nodes import TRAINABLE, tensor
+from ...graph.nodes import tensor
 from .attention import softmax
-from .attention.calls import is_random, is_tensor, op
+from .attention.calls import is_random
 from .attention.checks import OnBatch, SizeAtMost
 from .attention.evaluate import Evaluator
 from .attention.formula import Formula, Index, Sizes, size_of
@@ -25,7 +24,8 @@ from .attention.indexing import COPIES, SPLITTING, broadcast, flattened, tidy
 from .attention.language import Atom, NeedsSplit, Number, Position, Refused, Sum, Test, Unknown, number
 from .attention.speculate import pattern, two_values
 from .attention.table import Table, of_atom, one
-from .axes import Typing
+from .calls import is_tensor, op
+from .known import Known
 from .meaning import Speculation
 
 AGAIN = "'"  # marks an axis that a value has had before
@@ -33,33 +33,6 @@ _LONGEST = 2**31 - 1  # no dim has as many elements
 # Of a sum of data these make a test, or leave it alone; what others make of one is data again.
 _READ_SUMS = {"_to_copy", "to", "type_as", "copy", "where", "masked_fill", "detach", *COPIES,
               "eq", "ne", "lt", "le", "gt", "ge"}  # fmt: skip
-
-
-@dataclass
-class Facts:
-    """What is known of a graph beyond its nodes."""
-
-    graph: fx.Graph
-    tainted: set[fx.Node]
-    example: Callable[[fx.Node], torch.Tensor | None]
-
-    def __post_init__(self) -> None:
-        self._constant: set[fx.Node] = set()
-        for node in self.graph.nodes:
-            made = node.op == "get_attr" and not node.meta.get(TRAINABLE)
-            made = made or (node.op == "call_function" and not is_random(node))
-            if made and node not in self.tainted and all(n in self._constant for n in node.all_input_nodes):
-                self._constant.add(node)
-
-    def is_sequence(self, node: fx.Node, dim: int) -> bool:
-        return False
-
-    def gradients_reach(self, node: fx.Node) -> bool:
-        return node in self.tainted
-
-    def is_constant(self, node: fx.Node) -> bool:
-        value = tensor(node)
-        return node in self._constant and value is not None and all(isinstance(s, int) for s in value.shape)
 
 
 @dataclass(frozen=True)
@@ -78,14 +51,14 @@ class Reader(Evaluator):
 
     of_any_axes = True
 
-    def __init__(self, typing: Typing, facts: Facts, speculate: bool) -> None:
-        self.typing, self.tainted = typing, facts.tainted
+    def __init__(self, known: Known, speculate: bool) -> None:
+        self.typing, self.tainted = known.typing, known.tainted
         self._opaque: set[fx.Node] = set()
         self._now: set[Speculation] = set()  # what is being evaluated rests on
         self._rests: dict[Any, frozenset[Speculation]] = {}
         self._triangles: dict[fx.Node, bool] = {}
         self._named: dict[Any, Named] = {}
-        super().__init__(facts.graph, None, Sizes({}, _torch.shape_env_of(facts.graph)), facts, speculate)
+        super().__init__(known.graph, None, Sizes({}, known.env), known, speculate)
 
     # --- indices -----------------------------------------------------------------------------------
 

@@ -22,7 +22,8 @@ class Names:
     """Letters for row axes, sizes for the others."""
 
     def __init__(self, an: DemandAnalysis) -> None:
-        self.an, self._names = an, {}  # type: ignore[var-annotated]
+        self.an = an
+        self._names: dict[Any, str] = {}
         for space in an.spaces:
             for axis in space.sequence:
                 self._names.setdefault(axis, _numbered("b", [n for n in self._names.values() if n[0] == "b"]))

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from ...graph.nodes import tensor
 from .axes import Typing
-from .calls import SPLITS, arg, dim_of, is_tensor, op, rank_of, size_symbols
+from .calls import SPLITS, arg, dim_of, is_tensor, op, operand, rank_of, size_symbols, value_of
 from .meaning import Holds, OneHot, Two
 from .meanings import Meanings
 from .moves import RESIZING
@@ -74,20 +73,20 @@ class RowSpaces:
                     yield from self._plane(literal.predicate.node)
         name = op(node)
         if name in LOSSES:
-            if not tensor(node.args[1]).dtype.is_floating_point:  # type: ignore[union-attr]
+            if not value_of(node.args[1]).dtype.is_floating_point:
                 yield from self._plane(node.args[1], single=self._ignores(node))
         elif name in ("gather", "select", "index", "take_along_dim") and rank_of(node.args[0]) > 2:
             at = dim_of(node) if name != "index" else 1
             if at == 1:
-                atoms = self.typing.atoms(node.args[0])  # type: ignore[arg-type]
+                atoms = self.typing.atoms(operand(node))
                 yield tuple(atoms[0]), tuple(atoms[1])
-        elif name in ("index_select", "index") and len(self.typing.atoms(node.args[0])[0]) > 1:  # type: ignore[arg-type]
-            atoms = tuple(self.typing.atoms(node.args[0])[0])  # type: ignore[arg-type,assignment]
-            yield atoms[:1], atoms[1:]  # type: ignore[misc]
+        elif name in ("index_select", "index") and len(self.typing.atoms(operand(node))[0]) > 1:
+            merged = tuple(self.typing.atoms(operand(node))[0])
+            yield merged[:1], merged[1:]
         elif name in ("bmm", "matmul") and isinstance(self.meanings.of(node.args[0]), OneHot):
-            atoms = self.typing.atoms(node.args[1])  # type: ignore[arg-type]
+            atoms = self.typing.atoms(operand(node, 1))
             yield tuple(atoms[-3]) if len(atoms) > 2 else (), tuple(atoms[-2])
-        elif name in ("mul", "multiply"):
+        elif name == "mul":
             for factor in node.args[:2]:
                 weight = self.zeros.weight(factor)
                 if weight is not None:

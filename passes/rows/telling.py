@@ -7,54 +7,26 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-from ..._torch import shape_env_of
 from ...graph.nodes import tensor
 from .attention.evaluate import Evaluator
-from .attention.facts import Constants
 from .attention.formula import KEY, QUERY, Formula, Index, Size, Sizes, size_of
 from .attention.indexing import flattened
 from .attention.language import Atom, NeedsSplit, Refused, Test, Unknown
 from .attention.normal import fixed
 from .attention.table import Table
-from .axes import Axis, Typing
+from .axes import Axis
 from .calls import is_tensor, op
+from .known import Known
 from .matching import Matching, Rows
 from .meaning import Predicate
 from .meanings import Meanings
-from .spaces import Space
-
-
-class RowFacts:
-    """What recognition asks of the analysis."""
-
-    def __init__(self, graph: fx.Graph, typing: Typing, meanings: Meanings, spaces: Iterable[Space]) -> None:
-        self.graph, self.typing, self.meanings = graph, typing, meanings
-        self._sequences = {a for s in spaces for a in s.sequence}
-        self._constants = Constants(graph)
-        self.env = shape_env_of(graph)
-
-    def is_sequence(self, node: fx.Node, dim: int) -> bool:
-        atoms = self.typing.atoms(node)[dim]
-        return bool(atoms) and set(atoms) <= self._sequences
-
-    def gradients_reach(self, node: fx.Node) -> bool:
-        """Also of what is too much work to compute before the graph runs: it can be assumed of, but not checked."""
-        return node in self.meanings.tainted
-
-    def is_constant(self, node: fx.Node) -> bool:
-        return node in self._constants
-
-    def example(self, node: fx.Node) -> torch.Tensor | None:
-        if node in self._constants:
-            return self._constants.value(node)
-        return self.meanings.example(node) if node not in self.meanings.tainted else None
 
 
 class Telling:
     """Predicates for what an evaluation found visible."""
 
-    def __init__(self, facts: RowFacts) -> None:
-        self.facts, self.typing, self.meanings = facts, facts.typing, facts.meanings
+    def __init__(self, known: Known, meanings: Meanings) -> None:
+        self.known, self.typing, self.meanings = known, known.typing, meanings
 
     def of(
         self, visible: Table, mask: Table | None, side: str, rows: Rows, sizes: Sizes
@@ -77,8 +49,8 @@ class Telling:
         """A tensor of the batch that is this mask."""
         names = [name for name in rows if name == side or name not in (QUERY, KEY)]
         axes = {x for name in names for x in rows[name]}
-        ev = Evaluator(self.facts.graph, None, sizes, self.facts, False)
-        for node in self.facts.graph.nodes:
+        ev = Evaluator(self.known.graph, None, sizes, self.known, False)
+        for node in self.known.graph.nodes:
             value = tensor(node)
             if value is None or value.dtype != torch.bool or set(self.typing.flat(node)) != axes:
                 continue

@@ -12,7 +12,7 @@ from torch import fx
 
 from ...graph.nodes import tensor
 from .axes import Typing
-from .calls import arg, is_tensor, op, shape
+from .calls import arg, is_tensor, op, operand, shape
 from .declaration import declared
 from .meaning import Holds, Iota, Predicate, Two, Within
 from .meanings import Meanings
@@ -91,7 +91,7 @@ class Zeros:
             return None
         root = self.meanings.root(node)
         while op(root) in ("_to_copy", "to") and is_tensor(root.args[0]):
-            root = self.meanings.root(root.args[0])  # type: ignore[arg-type]
+            root = self.meanings.root(operand(root))
         value = tensor(root)
         assert value is not None
         if isinstance(self.meanings.of(root), Iota):

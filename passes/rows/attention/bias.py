@@ -17,7 +17,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from .calls import arguments, is_tensor, op, rank, shape, value
+from ..calls import is_tensor, op, rank_of
+from .calls import arguments, shape, value
 from .checks import GapAtMost
 from .facts import Facts
 from .formula import KEY, QUERY, Index, Sizes, axes_of, written
@@ -192,13 +193,13 @@ def _looked_up(data: Data) -> Lookup | None:
             return Lookup(args["weight"], args["indices"], index[:-1], index[-1:])
         case "index_select":
             args = arguments(node, ("self", "dim", "index"))
-            if args["dim"] % rank(args["self"]) == 0:
+            if args["dim"] % rank_of(args["self"]) == 0:
                 return Lookup(args["self"], args["index"], index[:1], index[1:])
         case "index":
             args = arguments(node, ("self", "indices"))
             given = args["indices"]
             if len(given) == 1 and is_tensor(given[0]) and not value(given[0]).dtype.is_floating_point:
-                count = rank(given[0])
+                count = rank_of(given[0])
                 return Lookup(args["self"], given[0], index[:count], index[count:])
     return None
 

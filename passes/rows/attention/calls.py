@@ -6,7 +6,6 @@ the rule: `div(rounding_mode="floor")` is not `div`.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,14 +14,10 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
+from ..calls import op
 from .formula import Index, Size, size_of
 from .language import Leaf, Number, Unknown
 
-_SYNONYMS = {
-    "multiply": "mul", "divide": "div", "true_divide": "div", "subtract": "sub", "negative": "neg", "not_equal": "ne",
-    "greater": "gt", "less": "lt", "greater_equal": "ge", "less_equal": "le", "clip": "clamp", "absolute": "abs",
-    "concat": "cat", "swapaxes": "transpose", "_softmax": "softmax",
-}  # fmt: skip
 # Where a value lies, not what it is.
 _OF_PLACE = {"memory_format", "device", "layout", "pin_memory", "non_blocking", "copy", "generator", "implicit"}
 _RANDOM = {"dropout", "native_dropout", "bernoulli", "rand", "randn", "randint", "rand_like", "randn_like", "normal"}
@@ -30,19 +25,6 @@ _RANDOM = {"dropout", "native_dropout", "bernoulli", "rand", "randn", "randint",
 
 class Unmodelled(Unknown):
     """An argument that no rule models."""
-
-
-@lru_cache(maxsize=4096)
-def _name(target: Any) -> str:
-    if isinstance(target, torch._ops.OpOverload):
-        name = target._schema.name.removeprefix("aten::")
-        return _SYNONYMS.get(name, name)
-    return "getitem" if target is operator.getitem else getattr(target, "__name__", str(target))
-
-
-def op(node: Any) -> str:
-    """Short name of an ATen op, one for all its synonyms; '' for what is not a call."""
-    return _name(node.target) if isinstance(node, fx.Node) and node.op == "call_function" else ""
 
 
 def is_random(node: fx.Node) -> bool:
@@ -54,16 +36,8 @@ def value(node: fx.Node) -> Any:
     return node.meta["val"]
 
 
-def is_tensor(node: Any) -> bool:
-    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
-
-
 def shape(node: fx.Node) -> list[Size]:
     return [size_of(s) for s in value(node).shape]
-
-
-def rank(node: fx.Node) -> int:
-    return int(value(node).dim())
 
 
 @lru_cache(maxsize=4096)

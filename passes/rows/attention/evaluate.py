@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..calls import is_tensor, op, rank_of
 from . import indexing, pointwise, softmax, sources
-from .calls import Call, Rule, arguments, is_random, is_tensor, op, rank, value
+from .calls import Call, Rule, arguments, is_random, value
 from .checks import Finite, OnBatch, Same, SizeAtMost, SizeOfScores, TwoValues
 from .facts import Facts
 from .formula import KEY, QUERY, Formula, Index, Sizes, size_of, written
@@ -54,7 +55,7 @@ def is_pointwise(node: fx.Node) -> bool:
     tagged = torch.Tag.pointwise in getattr(node.target, "tags", ())
     if not (tagged or op(node) in _ALSO_POINTWISE) or is_random(node) or not is_tensor(node):
         return False
-    return all(rank(x) <= rank(node) for x in node.all_input_nodes if is_tensor(x))  # `max(x)` is no `max(x, y)`
+    return all(rank_of(x) <= rank_of(node) for x in node.all_input_nodes if is_tensor(x))  # `max(x)` is no `max(x, y)`
 
 
 class Evaluator:
@@ -277,7 +278,7 @@ class Evaluator:
         guessed = self.speculate and not self.gradients_reach(node) and node not in self.after | self.drawn
         if not constant and not guessed:
             return None
-        seen = self.facts.example(node) if rank(node) else None
+        seen = self.facts.example(node) if rank_of(node) else None
         if seen is None or seen.numel() == 0:
             return None
         found = pattern(self, seen, index)

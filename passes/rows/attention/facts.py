@@ -10,7 +10,8 @@ from torch import fx
 
 from ...._torch import outside_compilation
 from ....graph.nodes import TRAINABLE
-from .calls import is_random, is_tensor, op, rank, shape
+from ..calls import called, is_tensor, op, rank_of
+from .calls import is_random, shape
 from .formula import ZERO, Formula, Index, Sizes
 from .indexing import broadcast, follow
 from .language import NeedsSplit
@@ -72,7 +73,7 @@ class Constants:
                 self._values[at] = getattr(self._owner, str(at.target))
             elif at not in self._values:
                 args, kwargs = fx.map_arg((at.args, at.kwargs), self._values.__getitem__)
-                self._values[at] = at.target(*args, **kwargs)  # type: ignore[operator]
+                self._values[at] = called(at)(*args, **kwargs)
         return self._values[node]
 
 
@@ -92,7 +93,7 @@ class GraphFacts:
         """Does it come from the dim of an input that runs over sequences?"""
         axis = Formula.axis("b")
         sizes = Sizes({"b": shape(node)[dim]})
-        todo = [(node, tuple(axis if d == dim else ZERO for d in range(rank(node))))]
+        todo = [(node, tuple(axis if d == dim else ZERO for d in range(rank_of(node))))]
         while todo:
             try:
                 at, index = follow(sizes, *todo.pop())

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from .calls import is_tensor, op, rank
+from ..calls import is_tensor, op, rank_of
 from .products import PRODUCTS, Contraction, contraction
 
-ACTIVATIONS = {"softmax", "_safe_softmax", "silu", "sigmoid", "relu", "exp", "gelu"}
+ACTIVATIONS = {"softmax", "_softmax", "_safe_softmax", "silu", "sigmoid", "relu", "exp", "gelu"}
 FUSED = "scaled_dot_product_attention"
 _ENDS = {*PRODUCTS, FUSED, "linear", "addmm", "embedding", "layer_norm"}
 _FARTHEST = 400  # nodes between a PV product and its QK product
@@ -37,7 +37,7 @@ def candidates(node: fx.Node) -> Iterator[Candidate]:
         return
     (inner,) = product.contracted
     for weights, labels, values, others in product.sides():
-        if op(weights) in PRODUCTS or (rank(values) == 2 and rank(weights) > 2):
+        if op(weights) in PRODUCTS or (rank_of(values) == 2 and rank_of(weights) > 2):
             continue  # a layer: its hidden units are no keys, and its matrix no values
         scores, between = _behind(weights)
         mine = [qk for qk in scores if _activated(qk, weights, between)]

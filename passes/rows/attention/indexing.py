@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import fx
 
-from .calls import Call, Rules, arguments, op, rank, shape, value
+from ..calls import op, rank_of
+from .calls import Call, Rules, arguments, shape, value
 from .formula import KEY, QUERY, ZERO, Formula, Index, Size, Sizes, size_of
 from .language import NeedsSplit, Unknown
 
@@ -55,7 +56,7 @@ def tidy(node: fx.Node, index: Index) -> Index:
 
 def broadcast(node: fx.Node, index: Index) -> Index:
     """The index of an operand that is broadcast to where `index` points."""
-    count = rank(node)
+    count = rank_of(node)
     return tidy(node, index[len(index) - count :] if count else ())
 
 
@@ -154,7 +155,7 @@ def _unsqueeze(sizes: Sizes, call: Call) -> tuple[fx.Node, Index]:
 @VIEWS.of("squeeze", models=("self", "dim"))
 def _squeeze(sizes: Sizes, call: Call) -> tuple[fx.Node, Index]:
     source, given = call.args["self"], call.args.get("dim")
-    count = rank(source)
+    count = rank_of(source)
     dims = range(count) if given is None else given if isinstance(given, (list, tuple)) else [given]
     gone = {d % count for d in dims if shape(source)[d] == 1}
     rest = iter(call.index)
@@ -239,7 +240,7 @@ def _narrow(sizes: Sizes, call: Call) -> tuple[fx.Node, Index]:
 @VIEWS.of("select", models=("self", "dim", "index"))
 def _select(sizes: Sizes, call: Call) -> tuple[fx.Node, Index]:
     source = call.args["self"]
-    dim = call.dim(rank(source))
+    dim = call.dim(rank_of(source))
     at = from_front(sizes, plain_size(call.args["index"]), shape(source)[dim])
     return source, (*call.index[:dim], Formula((), at), *call.index[dim:])
 
@@ -247,7 +248,7 @@ def _select(sizes: Sizes, call: Call) -> tuple[fx.Node, Index]:
 @VIEWS.of("flip", models=("self", "dims"))
 def _flip(sizes: Sizes, call: Call) -> tuple[fx.Node, Index]:
     source = call.args["self"]
-    dims = {d % rank(source) for d in call.args["dims"]}
+    dims = {d % rank_of(source) for d in call.args["dims"]}
     last = [size - 1 for size in shape(source)]
     return source, tuple(i.times(-1) + last[d] if d in dims else i for d, i in enumerate(call.index))
 
@@ -255,18 +256,18 @@ def _flip(sizes: Sizes, call: Call) -> tuple[fx.Node, Index]:
 @VIEWS.of("unfold", models=("self", "dimension", "size", "step"))
 def _unfold(sizes: Sizes, call: Call) -> tuple[fx.Node, Index]:
     source, step = call.args["self"], plain_size(call.args["step"])
-    dim = call.dim(rank(source), "dimension")
+    dim = call.dim(rank_of(source), "dimension")
     return source, _moved(call.index[:-1], dim, call.index[dim].times(step) + call.index[-1])
 
 
 @VIEWS.of("diagonal", models=("self", "offset", "dim1", "dim2"))
 def _diagonal(sizes: Sizes, call: Call) -> tuple[fx.Node, Index]:
     source = call.args["self"]
-    first, second = (call.dim(rank(source), name) for name in ("dim1", "dim2"))
+    first, second = (call.dim(rank_of(source), name) for name in ("dim1", "dim2"))
     offset, along = call.args["offset"], call.index[-1]
     rest = iter(call.index[:-1])
     places = {first: along + max(0, -offset), second: along + max(0, offset)}
-    return source, tuple(places[d] if d in places else next(rest) for d in range(rank(source)))
+    return source, tuple(places[d] if d in places else next(rest) for d in range(rank_of(source)))
 
 
 @VIEWS.of("repeat", models=("self", "repeats"))
@@ -296,7 +297,7 @@ def _part(node: fx.Node, index: Index) -> tuple[fx.Node, Index] | None:
     given = dict(zip(schema, split.args, strict=False)) | split.kwargs
     source = split.args[0]
     assert isinstance(source, fx.Node)
-    dim = int(given.get("dim", 0)) % rank(source)
+    dim = int(given.get("dim", 0)) % rank_of(source)
     if op(split) == "unbind":
         return source, (*index[:dim], Formula((), at), *index[dim:])
     start = size_of(sum(size_of(part.shape[dim]) for part in value(split)[:at]))

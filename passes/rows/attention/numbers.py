@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from .calls import Call, rank
+from ..calls import called, rank_of
+from .calls import Call
 from .language import (
     Average,
     Data,
@@ -81,12 +82,12 @@ def folded(call: Call) -> Number:
     def small(node: fx.Node) -> torch.Tensor:
         leaf = call.leaves[node]
         assert isinstance(leaf, Number)
-        return torch.full((1,) * rank(node), leaf.value, dtype=leaf.dtype)
+        return torch.full((1,) * rank_of(node), leaf.value, dtype=leaf.dtype)
 
     args, kwargs = fx.map_arg((call.node.args, call.node.kwargs), small)
     kwargs = {name: given for name, given in kwargs.items() if name != "device"}
     try:
-        result = call.node.target(*args, **kwargs)  # type: ignore[operator]
+        result = called(call.node)(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError) as error:
         raise Unknown(f"{call.name} does not run on numbers: {error}") from None
     if result.dtype != call.dtype:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from .calls import Call, Rules, is_tensor, value
+from ..calls import called, is_tensor
+from .calls import Call, Rules, value
 from .formula import Formula
 from .indexing import COPIES, broadcast
 from .language import (
@@ -111,7 +112,7 @@ def _limit(ev: Evaluator, call: Call, x: Sum) -> Number | None:
 
     def at(v: float) -> Number:
         arguments = (torch.full((1,), v, dtype=x.dtype), *call.node.args[1:])
-        return Number.of(call.node.target(*arguments, **call.node.kwargs).reshape(-1))  # type: ignore[operator]
+        return Number.of(called(call.node)(*arguments, **call.node.kwargs).reshape(-1))
 
     low, high = at(found[0]), at(found[1])
     if x.const == -math.inf:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from .calls import arguments, is_tensor, op, rank
+from ..calls import is_tensor, op, rank_of
+from .calls import arguments
 from .formula import ZERO, Formula, Index
 from .indexing import tidy
 
@@ -45,11 +46,11 @@ def contraction(node: fx.Node) -> Contraction | None:
         return None
     first = 1 if name == "baddbmm" else 0
     left, right = node.args[first : first + 2]
-    if not is_tensor(left) or not is_tensor(right) or rank(left) < 2 or rank(right) < 2:  # type: ignore[arg-type]
+    if not is_tensor(left) or not is_tensor(right) or rank_of(left) < 2 or rank_of(right) < 2:
         return None
     assert isinstance(left, fx.Node) and isinstance(right, fx.Node)
-    batch = tuple(f"batch{d}" for d in reversed(range(max(rank(left), rank(right)) - 2)))
-    own = [batch[len(batch) - (rank(x) - 2) :] for x in (left, right)]
+    batch = tuple(f"batch{d}" for d in reversed(range(max(rank_of(left), rank_of(right)) - 2)))
+    own = [batch[len(batch) - (rank_of(x) - 2) :] for x in (left, right)]
     return Contraction(
         node, left, right, (*own[0], "rows", "inner"), (*own[1], "inner", "columns"), (*batch, "rows", "columns")
     )
@@ -64,7 +65,8 @@ def _einsum(node: fx.Node) -> Contraction | None:
     sides = operands.split(",")
     # "..." stands for as many dims as an operand has beyond its letters, aligned at their ends.
     counts = [
-        rank(x) - len(side.replace("...", "")) if "..." in side else 0 for side, x in zip(sides, tensors, strict=True)
+        rank_of(x) - len(side.replace("...", "")) if "..." in side else 0
+        for side, x in zip(sides, tensors, strict=True)
     ]
     free = [c for c in string.ascii_uppercase if c not in text][: max(counts)]
     if len(free) < max(counts):

@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from ...._torch import shape_env_of
-from .calls import arguments, op, rank, shape, value
+from ..calls import op, rank_of
+from .calls import arguments, shape, value
 from .checks import Check, OnBatch, SizeAtMost, failed
 from .evaluate import Evaluator
 from .facts import Facts
@@ -245,7 +246,7 @@ class _Fused(_Axes):
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
         args = arguments(self.node, names)
         q, k, v = (args[name] for name in names[:3])
-        lead = rank(q) - 2
+        lead = rank_of(q) - 2
         index = tuple(self.dim(f"b{d}", s) for d, s in enumerate(shape(q)[:lead]))
         index = (*index, self.dim(QUERY, shape(q)[-2]), self.dim(KEY, shape(k)[-2]))
         self.sizes.of |= {DEPTH: shape(q)[-1], WIDTH: shape(v)[-1]}

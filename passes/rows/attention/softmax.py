@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from .calls import Call, Rules, op, rank, shape, value
+from ..calls import op, rank_of
+from .calls import Call, Rules, shape, value
 from .formula import KEY, MORE_KEYS, Formula, Index
 from .language import (
     KEYS,
@@ -93,7 +94,7 @@ class Softmax:
 # --- rules ---------------------------------------------------------------------------------------------
 
 
-@RULES.of("softmax", "_safe_softmax", models=("self", "dim", "dtype", "half_to_float"))
+@RULES.of("softmax", "_softmax", "_safe_softmax", models=("self", "dim", "dtype", "half_to_float"))
 def _softmax(ev: Evaluator, call: Call) -> Table:
     node, source, dim = call.node, call.args["self"], call.dim(len(call.index))
     if node not in ev.after:
@@ -152,7 +153,7 @@ def _maximum(ev: Evaluator, call: Call) -> Table:
 def _row_stat(ev: Evaluator, kind: str, call: Call, source: Any, given: Any, keepdim: bool) -> Table:
     if call.node not in ev.after:
         raise Unknown("a reduction of data")
-    dims = [d % rank(source) for d in (given if isinstance(given, (list, tuple)) else [given])]
+    dims = [d % rank_of(source) for d in (given if isinstance(given, (list, tuple)) else [given])]
     if len(dims) != 1:
         raise Unknown("a reduction over several dims")
     (dim,) = dims

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from .calls import Call, Rules, rank, shape, value
+from ..calls import rank_of
+from .calls import Call, Rules, shape, value
 from .formula import ZERO, Formula, Index, Size
 from .indexing import divided, from_front, plain_size
 from .language import Leaf, Number, Position, Unknown, number
@@ -88,7 +89,7 @@ def _triangle(ev: Evaluator, call: Call) -> Table:
 def _cat(ev: Evaluator, call: Call) -> Table:
     parts, dim = call.args["tensors"], call.dim(len(call.index))
     along, first = call.index[dim], shape(parts[0])
-    if any(rank(p) != len(call.index) for p in parts):
+    if any(rank_of(p) != len(call.index) for p in parts):
         raise Unknown("a part without elements")
     if all(p is parts[0] for p in parts):
         rest = divided(ev.sizes, along, first[dim])[1] if first[dim] != 1 else ZERO
@@ -131,7 +132,7 @@ def _pad(ev: Evaluator, call: Call) -> Table:
     source, pad = call.args["self"], [plain_size(p) for p in call.args["pad"]]
     inside, kept = list(call.index), []
     for pair in range(len(pad) // 2):
-        dim = rank(source) - 1 - pair
+        dim = rank_of(source) - 1 - pair
         inside[dim] = call.index[dim] - pad[2 * pair]
         kept += [inside[dim], inside[dim].times(-1) + (shape(source)[dim] - 1)]
     found, filler = ev.at(source, tuple(inside)), one(number(call.args["value"] or 0, call.dtype))
@@ -196,12 +197,12 @@ def _looked_up(ev: Evaluator, index: Table, size: Size, from_end: bool = True) -
 def _index(ev: Evaluator, call: Call) -> Table:
     """Advanced indexing by positions is a view."""
     source = call.args["self"]
-    indices = [*call.args["indices"], *[None] * (rank(source) - len(call.args["indices"]))]
+    indices = [*call.args["indices"], *[None] * (rank_of(source) - len(call.args["indices"]))]
     given = [d for d, i in enumerate(indices) if i is not None]
     whole = all(not value(indices[d]).dtype.is_floating_point and value(indices[d]).dtype != torch.bool for d in given)
     if not whole or given != list(range(given[0], given[-1] + 1)):
         raise Unknown("indices that are no positions side by side")
-    count, first = max(rank(indices[d]) for d in given), given[0]
+    count, first = max(rank_of(indices[d]) for d in given), given[0]
     shared = call.index[first : first + count]
     found = [_looked_up(ev, ev.operand(indices[d], shared), shape(source)[d]) for d in given]
     return ev.at(source, (*call.index[:first], *found, *call.index[first + count :]))
@@ -232,8 +233,8 @@ def _embedding(ev: Evaluator, call: Call) -> Table:
 def _index_put(ev: Evaluator, call: Call) -> Table:
     """x[mask] = number."""
     indices: list[Any] = list(call.args["indices"])
-    if len(indices) != 1 or value(indices[0]).dtype != torch.bool or rank(call.args["values"]) != 0:
+    if len(indices) != 1 or value(indices[0]).dtype != torch.bool or rank_of(call.args["values"]) != 0:
         raise Unknown("elements put by index")
-    mask: Index = call.index[: rank(indices[0])]
+    mask: Index = call.index[: rank_of(indices[0])]
     filler = _cast_table(ev, ev.at(call.args["values"], ()), call.dtype)
     return _chosen(ev.at(indices[0], mask), filler, ev.at(call.args["self"], call.index))

@@ -13,7 +13,8 @@ import torch
 from torch import fx
 
 from ...._torch import outside_compilation
-from .calls import arguments, is_tensor, op, value
+from ..calls import called, is_tensor, op
+from .calls import arguments, value
 from .formula import KEY, QUERY, Index, Sizes, axes_of, written
 from .indexing import broadcast, follow
 from .language import Unknown
@@ -103,7 +104,7 @@ def buckets(gap: Gap, entries: int) -> tuple[int, tuple[int, ...], Gap] | None:
 
     def bucket(gaps: torch.Tensor) -> torch.Tensor:
         for step in gap.steps:
-            gaps = step.target(gaps, *step.args[1:], **step.kwargs)  # type: ignore[operator]
+            gaps = called(step)(gaps, *step.args[1:], **step.kwargs)
         return gaps
 
     try:

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from ....graph.nodes import tensor
-from ..calls import LIKE, arg, is_tensor, op, product, rank_of, reduced_dims, shape
+from ..calls import LIKE, arg, is_tensor, op, product, rank_of, reduced_dims, shape, value_of
 from ..deciding import Keeps, Loses, Sums
 from ..ops.losses import classes_second
 from ..pooling import Pooled
@@ -78,7 +78,7 @@ def _silenced(e: Values, x: fx.Node, chosen: RowSet) -> fx.Node:
         share = e.without_dummies(e.packed(weights[0], chosen), chosen, 0, 0)
         share = e.reshape(share, [-1, *[1] * dims]) if dims else share
         return e.call(x.target, e.operand(other, x, chosen), share)
-    if dims or not tensor(x).is_floating_point():  # type: ignore[union-attr]
+    if dims or not value_of(x).is_floating_point():
         return e.without_dummies(e.packed(x, chosen), chosen, 0, dims)
     return e.call(aten.mul.Tensor, e.packed(x, chosen), e.call(aten.logical_not.default, e.dummies(chosen)))
 

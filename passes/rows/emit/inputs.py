@@ -14,7 +14,7 @@ from ....graph.nodes import tensor
 from ....pipeline.capacity import Capacity
 from ....runtime.prologue import add_input
 from ....runtime.specialize import ROUNDED
-from ..calls import Size, is_tensor, product, size
+from ..calls import Size, is_tensor, product, size, value_of
 from ..demand import DemandAnalysis
 from ..meaning import Predicate, Within
 from ..program import BatchCheck, InRange, Program, Recipe, Rows, RowSet, subgraph
@@ -72,7 +72,7 @@ class Inputs(Builder):
                 row = self.typing.axes.atoms(self.typing.jagged[predicate.node][2])
                 at = [i for i, d in enumerate(self.typing.atoms(node)) if d == row]
                 if at:
-                    return tensor(node).shape[at[0]]  # type: ignore[union-attr]
+                    return value_of(node).shape[at[0]]
         return None
 
     def pairs(self, queries: RowSet, keys: RowSet) -> sympy.Symbol:
@@ -100,8 +100,9 @@ class Inputs(Builder):
             self._needs_term(term.of)
 
     def _needs_relation(self, relation: Relation) -> None:
-        if isinstance(getattr(relation, "column", None), fx.Node):
-            self.need(relation.column)  # type: ignore[union-attr,arg-type]
+        column = getattr(relation, "column", None)
+        if isinstance(column, fx.Node):
+            self.need(column)
 
     def input(
         self, name: str, key: Any, sizes: Sequence[Any], recipe: Recipe, dtype: torch.dtype = torch.int64

@@ -118,7 +118,7 @@ def _split_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     return e.again(n, self=y, dim=at)
 
 
-row_op("cat", "concat", models=("tensors", "dim"),
+row_op("cat", models=("tensors", "dim"),
        axes=_cat, mixes=_join_mixes, zeros=_cat_zeros, reads=moves.joined, packed=_join_packed)  # fmt: skip
 row_op("stack", models=("tensors", "dim"),
        axes=_stack, mixes=_join_mixes, zeros=_stack_zeros, reads=moves.joined, packed=_join_packed)  # fmt: skip

@@ -8,7 +8,6 @@ import sympy
 import torch
 from torch import fx
 
-from ....graph.nodes import tensor
 from ..calls import (
     Size,
     arg,
@@ -19,11 +18,15 @@ from ..calls import (
     is_tensor,
     joined_parts,
     op,
+    operand,
+    operands,
     padding,
+    piece_of,
     quotient,
     rank_of,
     shape,
     size,
+    value_of,
 )
 from ..declaration import row_op
 from ..meaning import Iota, OneHot
@@ -192,15 +195,15 @@ def selected(m: Moves, n: fx.Node) -> Move | None:
 
 def piece(m: Moves, n: fx.Node) -> Move | None:
     source: Any = n.args[0]
-    x = source.args[0]
+    x, number = source.args[0], piece_of(n)
     into, at = m.space_of(x), dim_of(source)
     atoms = tuple(m.typing.atoms(x)[at])
     if into is None or op(source) != "unbind":
         return _part(m, n, x, into, at, atoms)
     if len(atoms) == 1 and atoms[0] in into.column and len(into.column) > 1:
-        return m.fixed(n, x, into, atoms[0], int(n.args[1]))  # type: ignore[arg-type]
+        return m.fixed(n, x, into, atoms[0], number)
     if atoms == into.column:
-        return Move(Space(into.sequence), ((x, At(Space(into.sequence), into, int(n.args[1]))),), narrows=True)  # type: ignore[arg-type]
+        return Move(Space(into.sequence), ((x, At(Space(into.sequence), into, number)),), narrows=True)
     return None
 
 
@@ -210,26 +213,26 @@ def _part(m: Moves, n: fx.Node, x: fx.Node, into: Space | None, at: int, atoms: 
     if into is None or out is None or atoms != into.column or out.sequence != into.sequence:
         return None
     start: Size = 0
-    for piece in n.args[0].meta["val"][: n.args[1]]:  # type: ignore[union-attr]
+    for piece in operand(n).meta["val"][: piece_of(n)]:
         start = start + size(piece.shape[at])
     return Move(out, ((x, Moved(out, into, start)),)) if tuple(m.typing.atoms(n)[at]) == out.column else None
 
 
 def numbered(m: Moves, n: fx.Node) -> Move | None:
     """Rows of a flattened value, by their number."""
-    x: Any = n.args[0]
-    index = arg(n, "index") if op(n) == "index_select" else n.args[1][0]  # type: ignore[index]
+    x = operand(n)
+    index = arg(n, "index") if op(n) == "index_select" else arg(n, "indices")[0]
     into = m.space_of(x)
     if into is None or tuple(m.typing.atoms(x)[0]) != into.axes or (op(n) == "index_select" and dim_of(n) != 0):
         return None
-    if not is_tensor(index) or index in m.meanings.tainted or tensor(index).dtype == torch.bool:  # type: ignore[union-attr]
+    if not is_tensor(index) or index in m.meanings.tainted or value_of(index).dtype == torch.bool:
         return None
-    flat = m.typing.flat(index)  # type: ignore[arg-type]
+    flat = m.typing.flat(index)
     out = m.space_of(n) or Space(tuple(flat))
     sized = all(isinstance(m.typing.axes.size(a), int) for a in out.axes)
     if set(out.axes) != set(flat) or len(set(flat)) != len(flat) or not flat or not sized:
         return None
-    return Move(out, ((x, Numbered(out, into, index, op(n) == "index")),), narrows=True)  # type: ignore[arg-type]
+    return Move(out, ((x, Numbered(out, into, index, op(n) == "index")),), narrows=True)
 
 
 def gathered(m: Moves, n: fx.Node) -> Move | None:
@@ -264,9 +267,7 @@ def indexed(m: Moves, n: fx.Node) -> Move | None:
         return None
     counts = m.meanings.of(indices[0])
     aligned = isinstance(counts, Iota) and counts.offset == 0
-    if (
-        not aligned or tuple(m.typing.flat(indices[0])) != into.sequence or tensor(indices[1]).dtype == torch.bool  # type: ignore[union-attr]
-    ):
+    if not aligned or tuple(m.typing.flat(indices[0])) != into.sequence or value_of(indices[1]).dtype == torch.bool:
         return None
     if isinstance(m.meanings.of(indices[1]), Iota):
         return None  # a view
@@ -280,23 +281,23 @@ def one_hot(m: Moves, n: fx.Node) -> Move | None:
     """A product with rows of a unit matrix picks rows."""
     if op(n) == "einsum":
         labels = einsum_labels(n)
-        if labels is None or len(n.args[1]) != 2:  # type: ignore[arg-type]
+        if labels is None or len(labels[0]) != 2:
             return None
         (p, v), out = labels
-        hot, x = n.args[1]  # type: ignore[misc,str-unpack]
+        hot, x = operands(n, 1)
         found = m.meanings.of(hot)
         if not isinstance(found, OneHot) or p[found.dim] in out or p[found.dim] not in v:
             return None
     else:
-        hot, x = n.args[:2]
+        hot, x = operand(n), operand(n, 1)
         found = m.meanings.of(hot)
         if not isinstance(found, OneHot) or found.dim != rank_of(hot) - 1:
             return None
     into = m.space_of(x)
-    if into is None or tuple(m.typing.atoms(hot)[found.dim]) != into.column:  # type: ignore[arg-type]
+    if into is None or tuple(m.typing.atoms(hot)[found.dim]) != into.column:
         return None
-    rows = [a for i, d in enumerate(m.typing.atoms(hot)) if i != found.dim for a in d]  # type: ignore[arg-type]
-    return m.taken(n, x, found.index, rows)  # type: ignore[arg-type]
+    rows = [a for i, d in enumerate(m.typing.atoms(hot)) if i != found.dim for a in d]
+    return m.taken(n, x, found.index, rows)
 
 
 def _slice_start(n: fx.Node, length: Size) -> Size | None:

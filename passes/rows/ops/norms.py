@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
-from ..calls import arg, op, rank_of
+from ..calls import arg, op, operand, rank_of
 from ..declaration import EVERY, row_op
 from .packing import first_packed, same_dims
 
@@ -22,7 +22,7 @@ def _over_rows(r: Rowwise, n: fx.Node, s: Space) -> str | None:
 
 def _channels(r: Rowwise, n: fx.Node, s: Space) -> str | None:
     """(rows, channels, ...): packed, the channels must still come right after the rows."""
-    first = r.typing.atoms(n.args[0])[0]  # type: ignore[arg-type]
+    first = r.typing.atoms(operand(n))[0]
     if not r.covers(n.args[0], s) or not first or not set(first) <= set(s.axes):
         return f"{op(n)} of values whose first dim is not rows"
     return "normalises over rows" if r.on_rows(n.args[0], 1, s) else None

@@ -28,9 +28,8 @@ aten = torch.ops.aten
 # Torch does not tag them as pointwise.
 _ALSO = (
     "_to_copy", "to", "detach", "alias", "contiguous", "lift_fresh_copy", "zeros_like", "ones_like", "full_like",
-    "multiply", "type_as", "copy", "divide", "subtract", "true_divide", "fill", "log_sigmoid", "softplus", "nan_to_num",
-    "logical_or", "logical_and", "logical_not", "greater", "less", "greater_equal", "less_equal", "floor_divide",
-    "not_equal", "negative", "absolute", "square", "clip", "gelu", "clone", "hardswish", "rsub",
+    "type_as", "copy", "fill", "log_sigmoid", "softplus", "nan_to_num", "logical_or", "logical_and", "logical_not",
+    "floor_divide", "square", "gelu", "clone", "hardswish", "rsub",
 )  # fmt: skip
 
 
@@ -131,7 +130,7 @@ def _never_zero(z: Zeros, value: Any) -> bool:
     constant = z.meanings.constant(value)
     if constant is not None:
         return constant != 0
-    if op(value) in ("clamp", "clamp_min", "clip"):
+    if op(value) in ("clamp", "clamp_min"):
         return isinstance(arg(value, "min"), (int, float)) and arg(value, "min") > 0
     more = op(value) == "add" and isinstance(value.args[1], float) and value.args[1] > 0
     return op(value) in ("exp", "sigmoid", "softplus") or (more and op(value.args[0]) in _NEVER_NEGATIVE)
@@ -178,8 +177,8 @@ def _tagged(target: torch._ops.OpOverload) -> bool:
 row_family(_tagged, Declaration(EVERY, broadcast, aligned, zero_of_zeros, None, packed))
 row_op(*_ALSO, zeros=zero_of_zeros, **POINTWISE)
 row_op("dropout", zeros=_first_zero, **POINTWISE)
-row_op("mul", "multiply", zeros=_either_zero, **POINTWISE)
-row_op("div", "true_divide", zeros=_numerator_zero, **POINTWISE)
+row_op("mul", zeros=_either_zero, **POINTWISE)
+row_op("div", zeros=_numerator_zero, **POINTWISE)
 row_op("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar", "masked_fill", zeros=_filled, **POINTWISE)
 row_op("addcdiv", zeros=zero_of_zeros, **{**POINTWISE, "packed": _add_quotient})
 row_op("prelu", models=("self", "weight"), axes=_channel_slopes, mixes=_slopes_mix, packed=first_packed)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from ..calls import arg, einsum_labels, is_pointwise_convolution, is_tensor, op, rank_of, shape
+from ..calls import arg, einsum_labels, is_pointwise_convolution, is_tensor, op, operand, operands, rank_of, shape
 from ..declaration import EVERY, row_op
 from ..zeros import NOWHERE_KNOWN
 from . import moves
@@ -53,8 +53,8 @@ def _einsum(t: Typing, n: fx.Node) -> Dims | None:
         return None
     inputs, out = labels
     known: dict[str, Dim] = {}
-    for label, operand in zip(inputs, n.args[1], strict=True):  # type: ignore[arg-type]
-        for letter, dim in zip(label, t.dims(operand), strict=True):
+    for label, x in zip(inputs, operands(n, 1), strict=True):
+        for letter, dim in zip(label, t.dims(x), strict=True):
             known[letter] = t.join(known.get(letter, []), dim)
     return [known[letter] for letter in out]
 
@@ -86,9 +86,9 @@ def _linear_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
 
 
 def _product_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
-    x, y = n.args[:2]
+    x, y = operand(n), operand(n, 1)
     if op(n) in ("addmm", "baddbmm"):
-        x, y = n.args[1:3]
+        x, y = operand(n, 1), operand(n, 2)
         if not r.free(n.args[0], s) and not r.covers(n.args[0], s):
             return f"{op(n)} of a value with other rows"
     if r.on_rows(x, -1, s):
@@ -100,7 +100,8 @@ def _product_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
     same = rank_of(x) == rank_of(y) == rank_of(n) and sorted(rows) == sorted(s.axes)
     if not same or not r.covers(x, s) or not r.covers(y, s):
         return "a product of values with other rows"
-    return None if r.typing.atoms(x)[:-2] == r.typing.atoms(y)[:-2] == batch else "a product of values with other rows"  # type: ignore[arg-type]
+    aligned = r.typing.atoms(x)[:-2] == r.typing.atoms(y)[:-2] == batch
+    return None if aligned else "a product of values with other rows"
 
 
 def _einsum_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
@@ -109,7 +110,7 @@ def _einsum_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
         return "an einsum with '...' or a repeated letter"
     inputs, out = labels
     letters = {c: r.typing.atoms(n)[i] for i, c in enumerate(out)}
-    for label, x in zip(inputs, n.args[1], strict=True):  # type: ignore[arg-type]
+    for label, x in zip(inputs, operands(n, 1), strict=True):
         for c, atoms in zip(label, r.typing.atoms(x), strict=True):
             if any(a in s.axes for a in atoms) and (c not in letters or not set(atoms) <= set(s.axes)):
                 return "an einsum over rows"
@@ -156,8 +157,7 @@ def _einsum_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     inputs, out = labels
     axes = chosen.space.axes
     texts, values = [], []
-    operands: Any = n.args[1]
-    for label, x in zip(inputs, operands, strict=True):
+    for label, x in zip(inputs, operands(n, 1), strict=True):
         if e.an.rowwise.free(x, chosen.space):
             texts.append(label)
             values.append(e.dense(x))

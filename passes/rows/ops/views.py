@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from ..calls import arg, dim_of, dims_of, op, quotient, rank_of, shape, swapped
+from ..calls import arg, dim_of, dims_of, op, operand, quotient, rank_of, shape, swapped
 from ..declaration import row_op
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _repeat_interleave(t: Typing, n: fx.Node) -> Dims | None:
 
 
 def _cuts(r: Rowwise, n: fx.Node, s: Space) -> str | None:
-    flat = r.typing.flat(n.args[0])  # type: ignore[arg-type]
+    flat = r.typing.flat(operand(n))
     if any(flat.count(a) > 1 for a in s.axes):
         return "a view of a tensor of pairs"
     return f"{op(n)} cuts across rows" if n in r.typing.untyped else None
@@ -142,7 +142,7 @@ row_op("_unsafe_view", models=("self", "size"), axes=_reshape)
 row_op("unsqueeze", models=("self", "dim"), axes=_unsqueeze, mixes=_cuts, zeros=_zeros, packed=_reshaped)
 row_op("squeeze", models=("self", "dim"), axes=_squeeze, mixes=_cuts, zeros=_zeros, packed=_reshaped)
 row_op("permute", models=("self", "dims"), axes=_permute, mixes=_cuts, zeros=_zeros, packed=_permuted)
-row_op("transpose", "swapaxes", models=("self", "dim0", "dim1", "axis0", "axis1"),
+row_op("transpose", models=("self", "dim0", "dim1", "axis0", "axis1"),
        axes=_transpose, mixes=_cuts, zeros=_zeros, packed=_permuted)  # fmt: skip
 row_op("t", "numpy_T", models=("self",), axes=_transpose, mixes=_cuts, zeros=_zeros, packed=_permuted)
 row_op("expand", "broadcast_to", "expand_as", models=("self", "size", "other", "implicit"),
