@@ -117,6 +117,7 @@ SANE = (
     "one-each",
 )  # of the first batch
 LATER = tuple(k for k in KINDS if k not in ("bad-id", "wide", "narrow"))
+NOT_FINITE = ("nan-pads", "inf-pads")
 OTHER_WIDTHS = {"wide": 3, "narrow": -2}  # only where N is open
 
 

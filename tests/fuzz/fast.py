@@ -49,7 +49,7 @@ class Watch(turbogr_compile.Instrument):
 
 
 class Fast:
-    """A function of tensors, compiled; what Dynamo's guards would check is the caller's to keep."""
+    """A function of tensors, compiled. `fits` checks sizes as Dynamo's guards would; its other guards nobody checks."""
 
     def __init__(
         self, fn: Callable[..., Any], names: Sequence[str], values: Sequence[torch.Tensor], *,
@@ -61,7 +61,17 @@ class Fast:
         )
         self._compilation = Compilation(read, "fuzz")
         module, fakes = one_node(fn, names, values, open_dims or {})
+        self._open = {
+            (i, d): s.node.expr
+            for i, x in enumerate(fakes) for d, s in enumerate(x.shape) if isinstance(s, torch.SymInt)
+        }  # fmt: skip
+        self._guards = fakes[0].fake_mode.shape_env.guards if fakes else []
         self.run = self._compilation.compile(module, fakes)
+
+    def fits(self, values: Sequence[torch.Tensor]) -> bool:
+        """Would Dynamo call this graph with tensors of these sizes? Tracing may have made an open size a number."""
+        sizes = {symbol: values[i].shape[d] for (i, d), symbol in self._open.items()}
+        return all(bool(guard.expr.subs(sizes)) for guard in self._guards)
 
     @property
     def stats(self) -> turbogr_compile.RunStatistics:

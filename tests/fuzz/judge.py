@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,12 +21,15 @@ import torch
 import turbogr_compile
 
 from . import data
+from .explain import SHAKES, SLACK, Shaken, strong_zeros
 from .fast import Fast
 from .program import Program
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-5, torch.float16: 3e-2, torch.bfloat16: 2e-1}
 WRONG = ("crash", "different", "nan", "raises")  # the worst first
+EXPLAINED = ("assumed", "rounding")
 ABSURD = 1e60  # numbers beyond are the lowest float with something multiplied to it: no digit of them means anything
+_DEGREES = (*WRONG, *EXPLAINED)
 Run = Callable[..., Any]
 
 
@@ -46,8 +50,9 @@ class Verdict:
     """How turbogr did on a program.
 
     status: same; wrong by degrees: crash, different, nan (eager alone is not a number somewhere), raises (eager alone
-    raises); pass-error (a pass was dropped; results are right), refused (no graph was captured); or invalid (eager
-    itself cannot run the first batch: nothing was asked).
+    raises); explained: assumed (assumption D of docs/soundness.md does not hold), rounding (the program magnifies it);
+    pass-error (a pass was dropped; results are right), refused (no graph was captured); or invalid (eager itself cannot
+    run the first batch: nothing was asked).
     """
 
     status: str
@@ -147,7 +152,7 @@ def compare(expected: Outcome, actual: Outcome, tolerance: float) -> tuple[str, 
     if expected.poisoned and actual.poisoned:
         return "same", "neither is a number", 0.0
     found = expected.values
-    scale = max((float(g.abs().max()) for n, g in found.items() if n.startswith("grad") and _finite(g)), default=0.0)
+    scale = _scale(expected)
     notes, verdict, worst = [], "same", 0.0
     for name, a in found.items():
         b = actual.values.get(name)
@@ -159,6 +164,12 @@ def compare(expected: Outcome, actual: Outcome, tolerance: float) -> tuple[str, 
             notes.append(f"{name}: {text}")
             verdict = "different" if "different" in (kind, verdict) else kind
     return verdict, "; ".join(notes[:4]), worst
+
+
+def _scale(found: Outcome) -> float:
+    """The largest number in a gradient."""
+    gradients = [g for n, g in found.values.items() if n.startswith("grad") and _finite(g)]
+    return max((float(g.abs().max()) for g in gradients if g.numel()), default=0.0)
 
 
 def _compare_errors(expected: Exception | None, actual: Exception | None) -> tuple[str, str]:
@@ -207,6 +218,62 @@ def tolerance_of(computes_in: set[torch.dtype]) -> float:
     return max(TOLERANCE[d] for d in {torch.float64, *computes_in})
 
 
+# --- differences that are no faults -----------------------------------------------------------------------
+
+
+def explained(
+    found: tuple[str, str, float], step: tuple[Run, Sequence[str], Sequence[torch.Tensor]], expected: Outcome,
+    actual: Outcome, tolerance: float, kind: str,
+) -> tuple[str, str, float]:  # fmt: skip
+    """The verdict, or what explains it."""
+    if found[0] not in ("different", "nan"):
+        return found
+    if _is_rounding(step, expected, actual, tolerance):
+        return "rounding", found[1], 0.0
+    if kind in data.NOT_FINITE:  # inputs are checked to be finite
+        return found
+    with strong_zeros():
+        strong = outcome(*step)
+    if strong.error is None and compare(_either(expected, strong, actual), actual, tolerance)[0] == "same":
+        return "assumed", found[1], 0.0
+    return found
+
+
+def _is_rounding(step: Any, expected: Outcome, actual: Outcome, tolerance: float) -> bool:
+    """Does eager move as much by the last bits of its own intermediate results?"""
+    noise = dict.fromkeys(expected.values, 0.0)
+    for seed in range(SHAKES):
+        with Shaken(seed):
+            shaken = outcome(*step)
+        if shaken.error is not None:
+            return False
+        noise = {n: max(noise[n], _apart(a, shaken.values[n])) for n, a in expected.values.items()}
+    scale = max(
+        (float(g.abs().max()) for n, g in expected.values.items() if n.startswith("grad") and _finite(g)), default=0.0
+    )
+    return all(
+        _compare_tensors(a, actual.values[n], tolerance, scale)[0] == "same"
+        or _apart(a, actual.values[n]) <= SLACK * noise[n]
+        for n, a in expected.values.items()
+    )
+
+
+def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    if a.shape != b.shape or not a.is_floating_point() or not bool((a.isfinite() == b.isfinite()).all()):
+        return math.inf
+    return float((a - b).double().where(a.isfinite(), 0).abs().max()) if a.numel() else 0.0
+
+
+def _either(expected: Outcome, strong: Outcome, actual: Outcome) -> Outcome:
+    """Eager's numbers, but for places where it alone is not finite."""
+    out = {}
+    for name, a in expected.values.items():
+        b = actual.values[name]
+        spoiled = (b.isfinite() & ~a.isfinite()) if a.is_floating_point() else torch.zeros_like(a, dtype=torch.bool)
+        out[name] = strong.values[name].where(spoiled, a) if bool(spoiled.any()) else a
+    return Outcome(out)
+
+
 # --- the judgement ---------------------------------------------------------------------------------------
 
 
@@ -228,19 +295,24 @@ def _judge_fast(
 ) -> Verdict:
     names = program.arguments
     opened = {n: d for n, d in data.OF_COLUMNS.items() if n in names} if program.sizes.open else {}
+    options = {"on_error": "fallback", **options}
     try:
-        compiled = Fast(fn, names, batches[0], open_dims=opened, **{"on_error": "fallback", **options})
+        compiled = Fast(fn, names, batches[0], open_dims=opened, **options)
+        others = [Fast(fn, names, b, **options) if not compiled.fits(b) else None for b in batches]
     except Exception as error:
         return Verdict("crash", program, [f"compiling: {_said(error)}"])
     verdict = Verdict("same", program, compiled=compiled)
     tolerance = tolerance_of(compiled.watch.computes_in)
     for number, (batch, wanted) in enumerate(zip(batches, expected, strict=True)):
-        _note(verdict, number, *compare(wanted, outcome(compiled.run, names, batch), tolerance))
+        got = outcome((others[number] or compiled).run, names, batch)
+        found = compare(wanted, got, tolerance)
+        kind = program.kinds[number]
+        _note(verdict, number, *explained(found, (fn, names, batch), wanted, got, tolerance, kind))
     verdict.calls = compiled.stats.calls
     verdict.fallbacks = dict(compiled.stats.fallbacks)
     verdict.packed_calls = verdict.calls - sum(verdict.fallbacks.values())
     verdict.remarks = [f"{r.kind.value} [{r.id}] {r.text}" for r in compiled.watch.remarks]
-    if verdict.status == "same" and compiled.watch.failed_passes:
+    if not verdict.wrong and compiled.watch.failed_passes:
         verdict.status, verdict.notes = "pass-error", compiled.watch.failed_passes[:2]
     elif verdict.status == "same" and any("runs unmodified" in r for r in verdict.remarks):
         verdict.status = "refused"
@@ -254,7 +326,7 @@ def _note(verdict: Verdict, number: int, kind: str, text: str, error: float) -> 
         verdict.agreed.update([text] if text else [])
         return
     verdict.notes.append(f"batch {number} ({verdict.program.kinds[number]}): {text}")
-    if verdict.status == "same" or WRONG.index(kind) < WRONG.index(verdict.status):
+    if verdict.status == "same" or _DEGREES.index(kind) < _DEGREES.index(verdict.status):
         verdict.status = kind
 
 
@@ -269,7 +341,9 @@ def confirm(program: Program, **options: Any) -> Verdict:
         verdict = Verdict("same", program)
         for number in range(len(program.kinds)):
             batch = inputs(program, number)
-            _note(verdict, number, *compare(outcome(fn, names, batch), outcome(compiled, names, batch), tolerance))
+            wanted, got = outcome(fn, names, batch), outcome(compiled, names, batch)
+            found = compare(wanted, got, tolerance)
+            _note(verdict, number, *explained(found, (fn, names, batch), wanted, got, tolerance, program.kinds[number]))
         verdict.calls = sum(s.calls for s in turbogr_compile.statistics())
         verdict.packed_calls = verdict.calls - sum(sum(s.fallbacks.values()) for s in turbogr_compile.statistics())
         del compiled

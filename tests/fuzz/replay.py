@@ -12,7 +12,7 @@ import turbogr_compile
 
 from . import data
 from .data import Sizes
-from .judge import arguments, compare, computes_in, outcome, quiet, tolerance_of
+from .judge import arguments, compare, computes_in, explained, outcome, quiet, tolerance_of
 from .program import Program
 
 
@@ -36,7 +36,9 @@ def check(
             batch = data.make_batch(kind, seed * 31 + data.hash_of(kind), program.sizes)
             values = arguments(names, batch, program)
             expected, actual = outcome(step, names, values), outcome(compiled, names, values)
-            verdict, text, _ = compare(expected, actual, tolerance_of(computes_in(step, names, values)))
+            tolerance = tolerance_of(computes_in(step, names, values))
+            found = compare(expected, actual, tolerance)
+            verdict, text, _ = explained(found, (step, names, values), expected, actual, tolerance, kind)
             same &= verdict == "same"
             print(f"{kind}: eager {_shown(expected)}   turbogr {_shown(actual)}   {verdict} {text}")
     print(*turbogr_compile.statistics(), sep="\n")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from .data import KINDS, Sizes, make_batch
 from .generate import generate, words
-from .judge import Outcome, compare, inputs, judge, outcome, quiet
+from .judge import Outcome, compare, explained, inputs, judge, outcome, quiet
 from .mutants import Mutant, mutants
 from .plant import in_a_fork
 from .program import Line, Program
@@ -74,6 +75,30 @@ def test_what_counts_as_the_same(expected, actual, verdict):
     assert compare(expected, actual, 1e-9)[0] == verdict
 
 
+def test_zero_times_infinity_is_told_from_a_fault():
+    """Pads are divided by zero, then multiplied with it: nan in eager; turbogr never computes them."""
+    lines = [SUM.lines[0], Line("m0", "(ids != 0)[..., None]"), Line("loss0", "((x0 / m0) @ W * m0).sum()")]
+    verdict = judge(SUM.with_lines(lines))
+    assert verdict.status == "assumed" and "eager alone" in verdict.notes[0]
+
+
+def test_rounding_that_the_program_magnifies_is_told_from_a_fault():
+    swallowed = Line("x0", "F.embedding(ids, E) + 1e9 - 1e9")
+    program = SUM.with_lines([swallowed, SUM.lines[1], Line("loss0", "((x0 @ W).square() * m0[..., None]).sum()")])
+    with quiet():
+        step = (program.function(), program.arguments, inputs(program, 0))
+        wanted = outcome(*step)
+        for off, verdict in ((1e-7, "rounding"), (1e-3, "different")):
+            got = Outcome({n: v * (1 + off) for n, v in wanted.values.items()})
+            assert explained(compare(wanted, got, 1e-9), step, wanted, got, 1e-9, "right")[0] == verdict
+
+
+def test_an_open_size_that_tracing_closed_is_compiled_anew():
+    lines = (SUM.lines[0], Line("loss0", "(x0.sum(1) * (2.0 if N == 6 else 3.0)).sum()"))
+    program = Program(lines, "loss0", (), replace(Sizes(), open=True), ("right", "wide"), 1)
+    assert judge(program).status == "same"
+
+
 def test_buffers_outputs_and_gradients_of_inputs_are_compared():
     lines = (Line("x0", "feats @ Q"), Line("e0", "ema.add_(x0.detach().mean((0, 1)))"), Line("loss0", "x0.sum()"))
     program = Program(lines, "loss0", ("x0",), Sizes(), ("right",), 1)
@@ -117,8 +142,9 @@ def test_faults_are_made_and_planted_by_name():
 def test_a_planted_fault_is_noticed():
     """In a fork: this process stays as it was."""
     home = importlib.import_module(generate.__module__.replace("generate", "judge"))
-    right = home.TOLERANCE[torch.float64]
-    fault = Mutant("judge", 0, "nothing is close", "TOLERANCE", lambda: home.TOLERANCE.update({torch.float64: -1.0}))
+    right = home.compare
+    worse = {"compare": lambda *_: ("different", "", 1.0), "explained": lambda found, *_: found}
+    fault = Mutant("judge", 0, "nothing is close", "compare", lambda: home.__dict__.update(worse))
     verdict, how = in_a_fork(fault, [(SUM, "same", True)], 10)
     assert verdict == "caught" and "after 1 programs" in how
-    assert home.TOLERANCE[torch.float64] == right and judge(SUM).status == "same"
+    assert home.compare is right and judge(SUM).status == "same"

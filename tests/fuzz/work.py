@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from .judge import inputs, judge, quiet
+from .judge import EXPLAINED, inputs, judge, quiet
 from .program import Program
 
 
@@ -65,7 +65,7 @@ def lost(old: list[dict[str, Any]], new: list[dict[str, Any]], slack: float = 0.
     found = []
     for entry in old:
         other = now.get(entry["hash"])
-        if other is None or not entry["packed"] or entry["status"] not in ("same", "pass-error"):
+        if other is None or not entry["packed"] or entry["status"] not in ("same", "pass-error", *EXPLAINED):
             continue
         if not other["packed"]:
             found.append(f"seed {entry['seed']} {entry['hash']}: no longer packed")

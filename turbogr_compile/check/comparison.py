@@ -62,8 +62,12 @@ class Comparison:
         (output,) = graph.find_nodes(op="output")
         self.outputs = [_describe(i, n) for i, n in enumerate(_listed(output.args[0]))]
 
-    def differences(self, inputs: Sequence[Any]) -> list[str]:
-        """What differs, in words; empty when nothing does. Raises Unprovable where the rewritten graph refuses."""
+    def differences(self, inputs: Sequence[Any], *, made_up: bool = False) -> list[str]:
+        """What differs, in words; empty when nothing does. Raises Unprovable where the rewritten graph refuses.
+
+        `made_up`: nobody has called the model with these inputs. Where its outputs are infinite or nan on them, its
+        gradients tell nothing: infinity times zero is nan in the captured graph, and a row less in the rewritten one.
+        """
         with _random_state_kept(inputs), _unseen():
             served = self._served(inputs)
             seeded = torch.get_rng_state()
@@ -79,6 +83,10 @@ class Comparison:
             except Exception as error:
                 return [f"it raised {type(error).__name__}: {error}"]
             wrong = [i for i, (a, b) in enumerate(zip(expected, actual, strict=True)) if not agree(a.value, b.value)]
+            if made_up and not all(_is_finite(r.value) for r in expected if not r.derived):
+                wrong = [i for i in wrong if not expected[i].derived]
+                if not wrong:
+                    raise NotComparable("its outputs are not finite")
             noise = self._noise(expected, inputs) if wrong else []
         apart = {i: distance(expected[i].value, actual[i].value) for i in wrong}
         found = [i for i in wrong if not apart[i] <= SLACK * noise[i]]
@@ -251,6 +259,10 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
 
 def _is_float(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def _is_finite(x: Any) -> bool:
+    return not _is_float(x) or bool(_plain(x).isfinite().all())
 
 
 def _norm(x: torch.Tensor) -> float:

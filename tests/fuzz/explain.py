@@ -1,0 +1,96 @@
+"""What explains a difference other than a fault: rounding that the program magnifies, or an assumption of the docs.
+
+Each is tried, not read off the program. *Rounding*: eager itself moves as much when the last bit of every intermediate
+result is shaken. *Zero times infinity* (assumption D of docs/soundness.md): eager gives what turbogr gives once nothing
+comes of a product with zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+SLACK = 32.0  # as validation has it
+SHAKES = 3
+
+
+class Shaken(TorchFunctionMode):
+    """Moves what gradients reach by its last bit; ids, masks and buckets of time stay what they are."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, tuple) and type(result) is tuple:
+            return tuple(map(self._shake, result))
+        return self._shake(result)
+
+    def _shake(self, x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.requires_grad or x.is_leaf:
+            return x
+        with torch._C.DisableTorchFunction():
+            signs = torch.randint(0, 2, x.shape, generator=self.generator) * 2 - 1
+            return x * (1 + torch.finfo(x.dtype).eps * signs)
+
+
+def _times(a: Any, b: Any) -> torch.Tensor:
+    product = torch.mul(a, b)
+    return product.masked_fill((torch.as_tensor(a) == 0) | (torch.as_tensor(b) == 0), 0)
+
+
+def _matrix(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return _times(a.unsqueeze(-1), b.unsqueeze(-3)).sum(-2)
+
+
+def _into(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return x.copy_(value)
+
+
+# Products: nothing comes of zero, whatever it is multiplied with.
+_PRODUCTS: dict[Any, Callable[..., torch.Tensor]] = {
+    aten.mul.Tensor: _times,
+    aten.mul.Scalar: _times,
+    aten.mul_.Tensor: lambda a, b: _into(a, _times(a, b)),
+    aten.div.Tensor: lambda a, b: torch.div(a, b).masked_fill(torch.as_tensor(a) == 0, 0),
+    aten.mm.default: _matrix,
+    aten.bmm.default: _matrix,
+    aten.mv.default: lambda a, b: _times(a, b).sum(-1),
+    aten.dot.default: lambda a, b: _times(a, b).sum(-1),
+    aten.addmm.default: lambda x, a, b, beta=1, alpha=1: _times(x, beta) + _times(_matrix(a, b), alpha),
+    aten.baddbmm.default: lambda x, a, b, beta=1, alpha=1: _times(x, beta) + _times(_matrix(a, b), alpha),
+}
+
+
+class StrongZeros(TorchDispatchMode):
+    """Arithmetic in which nothing comes of zero times infinity, or times what is not a number; backward too."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _PRODUCTS:
+            return _PRODUCTS[func](*args, **kwargs)
+        if func in decomposition_table and _not_finite([*args, *kwargs.values()]):
+            with self:
+                made = decomposition_table[func](*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        return func(*args, **kwargs)
+
+
+def _not_finite(values: list[Any]) -> bool:
+    return any(isinstance(x, torch.Tensor) and x.is_floating_point() and not bool(x.isfinite().all()) for x in values)
+
+
+@contextmanager
+def strong_zeros() -> Iterator[None]:
+    with sdpa_kernel(SDPBackend.MATH), StrongZeros():
+        yield
