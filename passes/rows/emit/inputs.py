@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -14,7 +14,7 @@ from ....graph.nodes import tensor
 from ....pipeline.capacity import Capacity
 from ....runtime.prologue import add_input
 from ....runtime.specialize import ROUNDED
-from ..calls import Size, is_tensor, product, size, value_of
+from ..calls import COPIES, VIEWS, Size, arg, is_tensor, op, product, size, value_of
 from ..demand import DemandAnalysis
 from ..meaning import Predicate, Within
 from ..program import BatchCheck, InRange, Program, Recipe, Rows, RowSet, subgraph
@@ -212,18 +212,49 @@ class Inputs(Builder):
         if check.index not in self.an.meanings.tainted:
             self.check(check)
 
-    def note_entry(self, x: fx.Node) -> None:
-        """Rows of an input are left out, among which one may hold what spreads: zero times NaN is NaN in eager.
+    def note_entry(self, x: fx.Node, chosen: RowSet | None = None) -> None:
+        """Rows of a padded value are left out, among which one may hold what spreads: zero times NaN is NaN in eager.
 
-        A parameter has no sequences; what has some and gets gradients is an input all the same.
+        What pads of it hold comes from inputs. A parameter has no sequences; what has some and gets gradients is an
+        input all the same.
         """
-        value = tensor(x)
-        if x.op != "placeholder" or value is None or not value.is_floating_point():
-            return
-        axes = set(self.typing.flat(x))
-        of_sequences = any(set(s.sequence) <= axes for s in self.an.spaces)
-        if of_sequences or x not in self.an.meanings.tainted:
-            self._entries[self.placeholders.index(x)] = x.name
+        for given in self._inputs_behind(x):
+            axes = set(self.typing.flat(given))
+            of_sequences = any(set(s.sequence) <= axes for s in self.an.spaces)
+            if (of_sequences or given not in self.an.meanings.tainted) and not self._selected_away(given, chosen):
+                self._entries[self.placeholders.index(given)] = given.name
+
+    def _inputs_behind(self, x: fx.Node) -> Iterator[fx.Node]:
+        """Floating-point inputs that a padded value is computed from; packed ones have been asked for on their own."""
+        todo, done = [x], {x}
+        while todo:
+            node = todo.pop()
+            value = tensor(node)
+            if node.op == "placeholder" and value is not None and value.is_floating_point():
+                yield node
+            todo += [n for n in node.all_input_nodes if n not in done and n not in self.an.decisions]
+            done.update(todo)
+
+    def _selected_away(self, x: fx.Node, chosen: RowSet | None) -> bool:
+        """Are the rows that a set leaves out replaced by zeros before anything is computed from them?"""
+        if chosen is None or chosen.terms is None:
+            return False
+        kept = [t.predicates for t in chosen.terms if isinstance(t, Holding) and t.space == chosen.space]
+        return self._only_selected(x, kept)
+
+    def _only_selected(self, x: fx.Node, kept: list[frozenset[Predicate | Within]]) -> bool:
+        inside = {n for a in self.an.attentions.values() for n in a.form.chain}
+        return all(self._selects(u, x, kept) for u in x.users if u in self.an.wanted or u in inside)
+
+    def _selects(self, user: fx.Node, x: fx.Node, kept: list[frozenset[Predicate | Within]]) -> bool:
+        """Does a user of a value read it only where one of these sets of predicates holds?"""
+        value = tensor(user)
+        if op(user) in VIEWS | COPIES:
+            return self._only_selected(user, kept)
+        if value is not None and not value.is_floating_point():
+            return True
+        mine = {"where": (arg(user, "self"), arg(user, "other")), "masked_fill": (arg(user, "self"),)}.get(op(user), ())
+        return x in mine and any(predicates <= self.an.zeros.support(user) for predicates in kept)
 
     def _promised(self) -> dict[RowSet, Size]:
         """Row counts that the graph was made for: those of rows the caller has packed."""

@@ -89,7 +89,7 @@ class Values(Inputs):
                 self.reshape(x, [1, *sizes]),
                 [self._count_node(chosen), *[self.size(s) for s in sizes]],
             )
-        self.note_entry(node)
+        self.note_entry(node, chosen)
         return self.call(GATHER, self.flat_rows(node, axes), self.row_index(chosen, axes))
 
     def _is_zero_outside(self, node: fx.Node) -> bool:

@@ -1,0 +1,53 @@
+"""Small programs of classes that hostile ones were found in: each gives what eager gives, on batches made to break it.
+
+`packed` is how many of the calls must be served by the packed graph, so that nobody mends a class by refusing it.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pytest
+
+from .data import Sizes
+from .judge import judge
+from .program import Line, Program
+
+
+def program(body: str, *batches: str, seed: int = 7, **sizes: Any) -> Program:
+    """From assignments, the last of which is the loss."""
+    lines = [Line(ast.unparse(s.targets[0]), ast.unparse(s.value)) for s in ast.parse(body).body]  # type: ignore[attr-defined]
+    return Program(tuple(lines), lines[-1].name, (), Sizes(**sizes), batches or ("right", "left", "holes"), seed)
+
+
+NAN_PADS = {
+    # Not finite on pads: where zero is what they are multiplied with, eager gives nan, and so must turbogr.
+    "through an op that stays padded": (
+        "x = (raw @ Q).index_copy(1, perm[:1], (raw @ Q)[:, :1])\n"
+        "loss = F.cross_entropy((x @ W).flatten(0, 1), torch.where(ids != 0, tgt, -100).flatten())",
+        1,
+    ),
+    "through a value that is wanted whole": (
+        "x = F.embedding(ids, E) + feats\n"
+        "loss = F.cross_entropy((x @ W)[ids != 0], tgt[ids != 0]) + 0 * x.detach().mean().nan_to_num()",
+        1,
+    ),
+    "through rows that are moved": ("loss = ((E[ids] * wts[:, perm][..., None]) * (ids != 0)[..., None]).sum()", 1),
+    # Replaced before anything is computed from them: nothing spreads, and the batch is packed.
+    "replaced by zeros": ("loss = ((raw.masked_fill(~mask[..., None], 0.0) @ Q).relu() * mask[..., None]).sum()", 2),
+    "replaced by where": ("loss = (torch.where(mask[..., None], raw, 0.0) @ Q).relu().square().sum()", 2),
+    # Replaced too late: the gradient of Q is zero times nan.
+    "replaced behind a product": ("loss = torch.where(mask[..., None], raw @ Q, 0.0).square().sum()", 1),
+    "replaced here and read there": (
+        "loss = (torch.where(mask[..., None], raw, 0.0) @ Q).square().sum() + ((raw @ O) * mask[..., None]).sum()",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAN_PADS)
+def test_pads_that_are_not_finite(name: str) -> None:
+    body, packed = NAN_PADS[name]
+    verdict = judge(program(body, "right", "nan-pads"))
+    assert (verdict.status, verdict.packed_calls) == ("same", packed), verdict.notes
