@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +66,7 @@ def _whole(x: fx.Node, dim: int = 0, start: Any = None, end: Any = None, step: A
     if value is None or step != 1 or start not in (None, 0) or isinstance(start, fx.Node):
         return False
     end = end.meta.get("val") if isinstance(end, fx.Node) else end
-    return end is None or end == sys.maxsize or known(end >= value.shape[dim])
+    return end is None or known(end >= value.shape[dim])
 
 
 def _in_order(x: fx.Node, dims: Any) -> bool:

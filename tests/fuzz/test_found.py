@@ -51,3 +51,25 @@ def test_pads_that_are_not_finite(name: str) -> None:
     body, packed = NAN_PADS[name]
     verdict = judge(program(body, "right", "nan-pads"))
     assert (verdict.status, verdict.packed_calls) == ("same", packed), verdict.notes
+
+
+KEPT_PASSES = {
+    # Passes that clean up must not ask sizes, nor count again what a mask keeps.
+    "two picks by one mask": (
+        "x = F.embedding(ids, E) + P\nm = ~(ids == 0)\nloss = F.cross_entropy((x @ W)[m], tgt[m])",
+        {"B": 1},
+    ),
+    "a slice up to a size": ("x = F.embedding(ids, E)[:, :ids.shape[1] - 1] @ Q\nloss = x.sum()", {"open": True}),
+    "a product that broadcasts its bias": (
+        "x = (F.embedding(ids, E) @ Q) * (ids != 0)[..., None]\n"
+        "loss = torch.baddbmm(torch.zeros(1, 1, 1), x, x.mT).tanh().sum()",
+        {"open": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEPT_PASSES)
+def test_no_pass_is_dropped(name: str) -> None:
+    body, sizes = KEPT_PASSES[name]
+    batches = ("right", "holes", *(("wide", "narrow") if "open" in sizes else ()))
+    assert judge(program(body, *batches, **sizes)).status == "same"

@@ -56,7 +56,7 @@ def recompute_all(module: fx.GraphModule) -> dict[fx.Node, Any]:
 
 
 def _recompute(prop: FakeTensorProp, mode: _torch.FakeTensorMode, node: fx.Node) -> Any:
-    if node.meta.get("unbacked_bindings"):
+    if node.meta.get("unbacked_bindings") or _counts_what_it_reads(node):
         return node.meta.get("val")  # computing it again would define new sizes, which nobody refers to
     for source in node.all_input_nodes:
         prop.env[source] = source.meta.get("val")
@@ -64,7 +64,9 @@ def _recompute(prop: FakeTensorProp, mode: _torch.FakeTensorMode, node: fx.Node)
     try:
         # Values, not gradients: a graph before autograd holds parameters, and must not grow a tape here.
         # Casts are explicit in the normal form, so the user's autocast must not add any.
-        with mode, torch.no_grad(), _torch.without_autocast(), _torch.ignore_fresh_unbacked(mode.shape_env):
+        # Symbolic sizes reach ops inside of ops as they do in capture: through the dispatcher in Python.
+        fresh = _torch.ignore_fresh_unbacked(mode.shape_env)
+        with mode, torch.no_grad(), _torch.without_autocast(), _torch.enable_python_dispatcher(), fresh:
             return prop.run_node(node)
     except Exception as error:
         first = str(error).strip().split("\n", 1)[0]
@@ -74,6 +76,22 @@ def _recompute(prop: FakeTensorProp, mode: _torch.FakeTensorMode, node: fx.Node)
         # FakeTensorProp writes its own keys; what the pass and torch wrote stays.
         node.meta.clear()
         node.meta.update(kept)
+
+
+def _counts_what_it_reads(node: fx.Node) -> bool:
+    """Is a size of the result a number of true entries? Of two picks by one mask only the first defines it."""
+    if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
+        return False
+    given = [n.meta.get("val") for n in node.all_input_nodes]
+    by_mask = any(isinstance(v, torch.Tensor) and v.dtype in (torch.bool, torch.uint8) for v in given)
+    return by_mask and not _unbacked(node.meta.get("val")) <= {s for v in given for s in _unbacked(v)}
+
+
+def _unbacked(value: Any) -> set[Any]:
+    """Sizes that only the run knows."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    sizes = [s for v in values for s in (v.shape if isinstance(v, torch.Tensor) else [v])]
+    return {u for s in sizes if isinstance(s, torch.SymInt) for u in _torch.free_unbacked(s)}
 
 
 def same_tensor(a: Any, b: Any, strides: bool = True) -> bool:
