@@ -25,6 +25,7 @@ from .rows.analysis import RowAnalysis, analyse, asked_again
 from .rows.calls import arg, op, rank_of
 from .rows.deciding import OnRows
 from .rows.emit import Emitter, RuleFailed
+from .rows.emit.ties import reach, tie
 from .rows.installed import ROW_OPS
 from .rows.program import Program, Rows, RowSet
 from .rows.report import analysis_text
@@ -79,8 +80,11 @@ class PackRows(Pass):
         original, copies = _copy(graph)
         with ctx.rewrite("pack", *(n for n in copies if n.op == "call_function")):
             with ctx.part("emit"):
+                reached = reach(graph, _trained)
                 emitter = self._emitted(graph, ctx, emitter, found)
                 _erase_unused(graph, emitter)
+                for node, result in tie(graph, reached, reach(graph, _trained)).items():
+                    emitter.origin[node] = emitter.origin.get(result, result)
             with ctx.part("program"):
                 program = emitter.program(original, copies) if emitter.homes else None
                 rows = _input_rows(graph, program) if program is not None else None

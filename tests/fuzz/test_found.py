@@ -73,3 +73,18 @@ def test_no_pass_is_dropped(name: str) -> None:
     body, sizes = KEPT_PASSES[name]
     batches = ("right", "holes", *(("wide", "narrow") if "open" in sizes else ()))
     assert judge(program(body, *batches, **sizes)).status == "same"
+
+
+CANCELLED = {
+    # What a softmax cancels has a gradient of zero, not none: the judge tells the two apart.
+    "a number added to all scores": "s = x @ x.mT + sink[0]",
+    "a number of each query": "s = x @ x.mT + (x @ w)[..., None]",
+    "scores times zero": "s = (x @ Q) @ x.mT * 0.0",
+}
+
+
+@pytest.mark.parametrize("name", CANCELLED)
+def test_what_cancels_has_a_gradient(name: str) -> None:
+    rest = "loss = (s.masked_fill((ids == 0)[:, None], -1e9).softmax(-1) @ x * (ids != 0)[..., None]).sum()"
+    verdict = judge(program(f"x = F.embedding(ids, E)\n{CANCELLED[name]}\n{rest}"))
+    assert (verdict.status, verdict.packed_calls) == ("same", 3), verdict.notes
