@@ -22,6 +22,7 @@ from ..pipeline.pass_base import Pass
 from ..runtime.prologue import KEY as PROVIDER
 from ..runtime.prologue import InputRows, Unprovable, keep_original, keep_rows
 from .rows.analysis import RowAnalysis, analyse, asked_again
+from .rows.apart import is_gain, take_apart
 from .rows.calls import arg, op, rank_of
 from .rows.deciding import OnRows
 from .rows.emit import Emitter, RuleFailed
@@ -60,10 +61,27 @@ class PackRows(Pass):
         _see_through_offsets(graph, ctx)
         _fill_by_mask(graph, ctx)
         _one_result_of_layer_norm(graph, ctx)
-        found = self._analyse(graph, ctx)
+        found = self._taken_apart(graph, ctx)
         emitter = self._pack(graph, ctx, found)
         for miss in emitter.an.missed:
             ctx.missed(miss.id, miss.text, miss.node, miss.hint)
+
+    def _taken_apart(self, graph: fx.Graph, ctx: Context) -> RowAnalysis:
+        """The analysis, with ops that have no declaration taken apart where that is a gain."""
+        with ctx.part("take apart"):
+            apart = take_apart(graph)
+        for each in apart:
+            for part in each.parts:
+                inherit(part, [each.whole], Origin(self.name, "take-apart", (each.whole.name,)))
+        found = self._analyse(graph, ctx)
+        gains = [each for each in apart if is_gain(each, found)]
+        for each in reversed(apart):
+            if each not in gains:
+                each.put_together()
+        for each in gains:
+            with ctx.rewrite("take-apart", each.whole):
+                each.leave()
+        return found if not apart else self._analyse(graph, ctx)
 
     def _analyse(self, graph: fx.Graph, ctx: Context) -> RowAnalysis:
         unspecified = getattr(ctx.options, "padded_outputs", "strict") == "unspecified"
@@ -117,7 +135,12 @@ class PackRows(Pass):
                     raise
                 _restore(graph, before)
                 barriers |= {at, *(n for n in at.all_input_nodes if op(at) == "getitem")}
-                ctx.missed("rule-failed", f"{op(at)} stays padded, because its row rule failed: {failure}", at, REPORT)
+                if failure.counts_rows:
+                    text = f"{op(at)} stays padded: torch cannot describe it for rows that only the batch counts"
+                    ctx.missed("rows-uncounted", text, at)
+                else:
+                    text = f"{op(at)} stays padded, because its row rule failed: {failure}"
+                    ctx.missed("rule-failed", text, at, REPORT)
             with _torch.outside_compilation():
                 found = _settled(found, barriers)
             emitter = self._emitter(graph, ctx, found)

@@ -5,15 +5,15 @@ Families of torch's own ops are in `ops`; users declare theirs by the same funct
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from ...errors import RuleError
-from .calls import op, unread
+from .calls import given, op, unread
 
 if TYPE_CHECKING:
     from .axes import Dims, Typing
@@ -36,14 +36,19 @@ class Declaration:
     mixes: Callable[[Rowwise, fx.Node, Space], str | None] | None = None
     zeros: Callable[[Zeros, fx.Node], Support] | None = None
     reads: Callable[[Moves, fx.Node], Move | None] | None = None
-    packed: Callable[[Emitter, fx.Node, RowSet], fx.Node] | None = None
+    packed: Callable[[Emitter, fx.Node, RowSet], Any] | None = None
+    values: Mapping[str, Collection[str]] = field(default_factory=dict)  # arguments that may have only these, as text
 
     def unread(self, node: fx.Node) -> str | None:
         """An argument of the call that has another value than its default, and that the declaration does not know."""
+        for name, value in given(node).items() if self.values else ():
+            if str(value) not in self.values.get(name, (str(value),)):
+                return f"{name}={value}"
         return None if self.models == EVERY else unread(node, self.models)
 
 
 _DECLARED: dict[str, Declaration] = {}
+_DERIVED: dict[str, Declaration] = {}
 _FAMILIES: list[tuple[Callable[[torch._ops.OpOverload], bool], Declaration]] = []
 
 
@@ -82,6 +87,11 @@ def row_family(belongs: Callable[[torch._ops.OpOverload], bool], declaration: De
     _FAMILIES.append((belongs, declaration))
 
 
+def row_derived(name: str, declaration: Declaration) -> None:
+    """What was found out about an overload that nobody has declared, and that torch does not describe."""
+    _DERIVED[name] = declaration
+
+
 def declared(node: Any) -> Declaration | None:
     """The declaration of a call that knows all of its arguments."""
     found = _named(node)
@@ -104,7 +114,8 @@ def _named(node: Any) -> Declaration | None:
     if not isinstance(target, torch._ops.OpOverload):
         return None
     name = op(node)
-    found = _DECLARED.get(f"{name}.{target._overloadname}", _DECLARED.get(name))
+    overload = f"{name}.{target._overloadname or 'default'}"
+    found = _DECLARED.get(overload, _DECLARED.get(name))
     if found is not None:
         return found
-    return next((family for belongs, family in _FAMILIES if belongs(target)), None)
+    return next((family for belongs, family in _FAMILIES if belongs(target)), _DERIVED.get(overload))

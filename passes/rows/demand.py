@@ -97,7 +97,7 @@ class DemandAnalysis:
             return
         if self.space_of(node) is None:
             wanted = ALL
-        elif wanted is ALL and node in self.meanings.tainted and self.support(node):  # index arithmetic is cheap
+        elif wanted is ALL and self._is_zero_elsewhere(node):
             space = self.space_of(node)
             assert space is not None
             wanted = self.rows_where(space, self.support(node))
@@ -105,6 +105,10 @@ class DemandAnalysis:
         if have is not None:
             wanted = ALL if isinstance(have, Demand) or isinstance(wanted, Demand) else have | wanted
         self.wanted[node] = self._with_body(node, wanted)
+
+    def _is_zero_elsewhere(self, node: fx.Node) -> bool:
+        """Need the value be computed only where it is not zero? Index arithmetic, being cheap, is not left out."""
+        return node in self.meanings.tainted and bool(self.support(node)) and not self.facts.signs.matter(node)
 
     def keys_of(self, attention: Attention) -> Terms:
         """Rows that an attention reads as keys."""
@@ -208,7 +212,7 @@ class DemandAnalysis:
             return
         why = self.why_mixed(u, space)
         if why is not None:
-            if not any(m.node is u for m in self.missed):
+            if u in self.meanings.tainted and not any(m.node is u for m in self.missed):
                 self._miss(u, "mixes-rows", f"rows stay padded up to here: {why}")
             self._everything(u)
             return

@@ -18,6 +18,7 @@ from .moves import Move, Moves
 from .pooling import SOFTMAXES, MaskedSoftmax, Pooled, masked_softmax, pooling_product
 from .rowspaces import RowSpaces
 from .rowwise import Rowwise
+from .signs import Signs
 from .spaces import Space
 from .telling import Telling
 from .zeros import Zeros
@@ -34,6 +35,7 @@ class Facts:
         self.typing = Typing(graph)
         self.meanings = Meanings(graph, self.typing, example)
         self.zeros = Zeros(graph, self.typing, self.meanings)
+        self.signs = Signs(self.meanings)
         self.rows = RowSpaces(graph, self.typing, self.meanings, self.zeros)
         self.rowwise = Rowwise(self.typing, self.space_of)
         self.moves = Moves(self.typing, self.meanings, self.space_of)

@@ -15,7 +15,12 @@ import torch
 from torch import fx
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    free_unbacked_symbols,
+)
 
 import turbogr_compile
 from turbogr_compile.backend import Compilation
@@ -31,6 +36,7 @@ class Watch(turbogr_compile.Instrument):
         self.remarks: list[turbogr_compile.Remark] = []
         self.failed_passes: list[str] = []
         self.computes_in: set[torch.dtype] = set()
+        self.looks_up_packed: bool | None = None  # every table by packed rows; None without a table
 
     def start(self, run: turbogr_compile.GraphRun) -> None:
         for node in run.graph.nodes:
@@ -46,6 +52,8 @@ class Watch(turbogr_compile.Instrument):
 
     def finish(self, run: turbogr_compile.GraphRun) -> None:
         self.remarks += run.remarks
+        found = [node.meta["val"] for node in run.graph.nodes if node.target is torch.ops.aten.embedding.default]
+        self.looks_up_packed = all(free_unbacked_symbols(value) for value in found) if found else None
 
 
 class Fast:

@@ -1,4 +1,4 @@
-"""python -m tests.ops sweep | child | show | witness"""
+"""python -m tests.ops sweep | child | show | witness | derive"""
 
 from __future__ import annotations
 
@@ -35,9 +35,15 @@ def main() -> int:
         p.add_argument("--out", type=Path)
         p.add_argument("--seconds", type=float, default=float("inf"))
     kinds.add_parser("show").add_argument("case")
+    kinds.add_parser("derive").add_argument("--only", default="")
     args = top.parse_args()
     if args.what == "show":
         return show(args.case)
+    if args.what == "derive":
+        from .derive import write as write_table
+
+        write_table(chosen(args.only))
+        return 0
     if args.what == "child":
         child(sys.stdin.read().split("\n"), args.per, args.seed)
         return 0

@@ -454,6 +454,16 @@ def test_hidden_write_to_an_intermediate_is_refused():
     refused(off, f64(3), id="write-hidden-from-autograd", code="h[h > 1]")
 
 
+@pytest.mark.parametrize("name, given", [("logical_or_", 1), ("logical_not_", 0), ("normal_", 0)])
+def test_writes_that_have_no_gradient_are_refused(name: str, given: int):
+    """Eager keeps the gradient of what is overwritten by a logical op, and has none for what is drawn."""
+
+    def step(x):
+        return getattr(x * 2, name)(*[x.detach() > 0] * given).sum()
+
+    refused(step, f64(3), id="write-hidden-from-autograd", code="getattr")
+
+
 def test_aliased_inputs_of_which_one_is_written_are_refused():
     def step(a, b):
         a.add_(1)

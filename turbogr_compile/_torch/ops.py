@@ -10,6 +10,7 @@ from torch import fx
 
 __all__ = [
     "is_alias",
+    "is_composite",
     "is_erased",
     "is_functional",
     "is_impure",
@@ -45,6 +46,13 @@ def is_impure(node: fx.Node) -> bool:
 def is_random(node: fx.Node) -> bool:
     tags = getattr(node.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags
+
+
+def is_composite(target: Any) -> bool:
+    """Does eager itself run the op as a few others, gradients included?"""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
 
 
 def run_backward(result: Any) -> None:

@@ -302,7 +302,7 @@ def _check_writes(traced: Traced, tracked: set[fx.Node]) -> None:
             memory[StorageWeakRef(value.untyped_storage())] = node
     for write in traced.writes:
         owner = memory.get(write.memory)
-        if owner is None or (write.grad_enabled and write.node in tracked):
+        if owner is None or (write.seen and write.node in tracked):
             continue
         line = user_line(write.stack_trace)
         if owner.op == "placeholder":

@@ -6,7 +6,7 @@ One tracer serves capture, rule patterns, replacements and tests, so that they a
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,15 +52,18 @@ def trace(
     inputs: Sequence[Any],
     phase: Phase,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    apart: Collection[torch._ops.OpOverload] = (),
 ) -> fx.GraphModule:
     """The function as a graph of this phase, in normal form.
 
     Inputs are fake tensors (symbolic sizes welcome) or real ones; real tensors the function closes over are constants.
-    PRE_GRAD keeps composites, exactly as capture does. Later phases see what is below autograd, taken apart by
-    `decompositions`.
+    PRE_GRAD keeps composites, exactly as capture does, but for those in `apart`. Later phases see what is below
+    autograd, taken apart by `decompositions`.
     """
     inputs = _faked(inputs)
-    traced = functional_trace(fn, inputs, composites=phase is Phase.PRE_GRAD, decompositions=decompositions)
+    traced = functional_trace(
+        fn, inputs, composites=phase is Phase.PRE_GRAD, decompositions=decompositions, apart=apart
+    )
     if traced.written or traced.reshaped:
         changed = ", ".join(str(i) for i in sorted({*traced.written, *traced.reshaped}))
         name = getattr(fn, "__name__", "the function")
@@ -118,7 +121,7 @@ class Write:
 
     node: fx.Node | None  # the value it overwrote
     memory: StorageWeakRef
-    grad_enabled: bool
+    seen: bool  # by autograd
     stack_trace: str | None
 
 
@@ -140,9 +143,10 @@ def functional_trace(
     *,
     composites: bool,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    apart: Collection[torch._ops.OpOverload] = (),
 ) -> Traced:
     """Run `fn` on fake inputs and record functional ATen, not yet in normal form."""
-    mode = _Composites() if composites else FunctionalTensorMode()
+    mode = _Composites(apart) if composites else FunctionalTensorMode()
     found: dict[str, list[int]] = {}
 
     def body(*args: Any) -> Any:
@@ -212,6 +216,13 @@ def _traced(
 
 _MAY_ALIAS = {aten.type_as.default, aten.broadcast_tensors.default, aten.meshgrid.default, aten.meshgrid.indexing}
 
+# Without a gradient of their own, so that autograd goes on as if nothing had been written; or without one once they are
+# functional.
+_HIDDEN_FROM_AUTOGRAD = {
+    aten.logical_and_.default, aten.logical_or_.default, aten.logical_xor_.default, aten.logical_not_.default,
+    aten.normal_.default,
+}  # fmt: skip
+
 
 class _Composites(FunctionalTensorMode):
     """Functionalization above autograd: composites stay whole, autocast becomes explicit casts, writes are noted.
@@ -220,15 +231,16 @@ class _Composites(FunctionalTensorMode):
     does nothing, as in eager, and fresh elsewhere.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, apart: Collection[torch._ops.OpOverload] = ()) -> None:
         super().__init__(pre_dispatch=True)
+        self.apart = apart
         self.writes: list[Write] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         schema = getattr(func, "_schema", None)
         if schema is not None and schema.is_mutable:
-            self._note_writes(schema, args, kwargs)
+            self._note_writes(func, args, kwargs)
         if func is aten.dropout.default and (args[1] == 0 or not args[2]):
             return args[0]
         key = _autocast_key(func)
@@ -239,6 +251,8 @@ class _Composites(FunctionalTensorMode):
             return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _can_decompose(self, func: Any, args: Any, kwargs: Any) -> bool:
+        if func in self.apart:
+            return True
         if func is aten.dropout.default:
             return False
         if func is aten.einsum.default and len(args[1]) == 1:
@@ -249,7 +263,8 @@ class _Composites(FunctionalTensorMode):
             return True
         return bool(_active_autocast()) and func._can_decompose()
 
-    def _note_writes(self, schema: Any, args: Any, kwargs: Any) -> None:
+    def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:
+        schema, seen = func._schema, torch.is_grad_enabled() and func not in _HIDDEN_FROM_AUTOGRAD
         given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
         names = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         for tensor in pytree.tree_leaves([given.get(n) for n in names]):
@@ -262,7 +277,7 @@ class _Composites(FunctionalTensorMode):
             trace_text = fx_traceback.get_current_meta().get("stack_trace")
             memory = StorageWeakRef(value.untyped_storage())
             node = entry.proxy.node if entry is not None else None
-            self.writes.append(Write(node, memory, torch.is_grad_enabled(), trace_text))
+            self.writes.append(Write(node, memory, seen, trace_text))
 
 
 def autocast_devices() -> dict[str, Any]:

@@ -220,10 +220,12 @@ class Evaluator:
             raise Refused(f"{op(node)} between the QK product and the PV product", why, node) from None
 
     def _by_rule(self, node: fx.Node, index: Index) -> Table:
-        if node.op == "get_attr":
+        if node.op == "get_attr" and not _is_complex(node):
             return self._constant(node)
         if node.op != "call_function":
             raise Unknown("an input")
+        if _is_complex(node) or any(map(_is_complex, node.all_input_nodes)):
+            raise Unknown("complex numbers")
         source = indexing.step(self.sizes, node, index)
         if source is not None:
             return self.at(*source)
@@ -276,7 +278,7 @@ class Evaluator:
     def _patterned(self, node: fx.Node, index: Index) -> Table | None:
         constant = self.facts.is_constant(node)
         guessed = self.speculate and not self.gradients_reach(node) and node not in self.after | self.drawn
-        if not constant and not guessed:
+        if (not constant and not guessed) or _is_complex(node):
             return None
         seen = self.facts.example(node) if rank_of(node) else None
         if seen is None or seen.numel() == 0:
@@ -323,3 +325,8 @@ class Evaluator:
             return added(aten.add.Tensor, times, scaled(aten.mul.Tensor, x, beta, dtype), dtype)
 
         return combine(leaf, self.operand(given, index))
+
+
+def _is_complex(node: fx.Node) -> bool:
+    """Numbers without an order: nothing here speaks of them."""
+    return is_tensor(node) and bool(value(node).is_complex())

@@ -44,6 +44,11 @@ class RuleFailed(TurbogrError):
         super().__init__(f"{type(error).__name__}: {error}")
         self.node = node
 
+    @property
+    def counts_rows(self) -> bool:
+        """Does the fake of an op of torch ask how many rows there are?"""
+        return any(words in str(self) for words in ("data-dependent", "only concrete integers"))
+
 
 class Emitter(Values):
     """Makes the packed graph beside the captured one, whose nodes are left alone until the end."""

@@ -87,7 +87,7 @@ class Values(Inputs):
             return self.call(
                 aten.expand.default,
                 self.reshape(x, [1, *sizes]),
-                [self._count_node(chosen), *[self.size(s) for s in sizes]],
+                [self.count_of(chosen), *[self.size(s) for s in sizes]],
             )
         self.note_entry(node, chosen)
         return self.call(GATHER, self.flat_rows(node, axes), self.row_index(chosen, axes))
@@ -96,7 +96,8 @@ class Values(Inputs):
         """Is the value zero on rows that its set lacks?"""
         return isinstance(self.an.decisions.get(node), (Given, Weighs))
 
-    def _count_node(self, chosen: RowSet) -> Any:
+    def count_of(self, chosen: RowSet) -> Any:
+        """How many rows a set has, as an argument."""
         count = self.count(chosen)
         return count if isinstance(count, int) else self.call(aten.sym_size.int, self.rows(chosen), 0)
 
@@ -182,7 +183,7 @@ class Values(Inputs):
         twin = self.call(n.target, *args, **kwargs)
         if not any(any(a in chosen.space.axes for a in self.typing.flat(x)) for x in tensors(n)):
             sizes = self.kept_sizes(n, chosen.space.axes)
-            twin = self.call(aten.expand.default, twin, [self._count_node(chosen), *[self.size(s) for s in sizes]])
+            twin = self.call(aten.expand.default, twin, [self.count_of(chosen), *[self.size(s) for s in sizes]])
         return twin
 
     def _padded_dropout(self, n: fx.Node, chosen: RowSet) -> fx.Node:
@@ -208,7 +209,8 @@ class Values(Inputs):
             assert found is not None and found.packed is not None, source
             packed: Any = found.packed  # rules are written for the emitter, which this becomes
             self._twins[key] = packed(self, source, chosen)
-        return self.call(operator.getitem, self._twins[key], index)
+        twin: Any = self._twins[key]
+        return twin[index] if isinstance(twin, list) else self.call(operator.getitem, twin, index)
 
     def moved(self, n: fx.Node, move: Move, chosen: RowSet) -> fx.Node:
         """Gather the rows of a result from its parts."""

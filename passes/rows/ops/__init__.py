@@ -12,13 +12,29 @@ joins        concatenation, stacking, splitting
 moves        slices, pads, shifts, and which rows they read
 jagged       ops on rows that the model itself packs
 scatters     writing into features
+derived      all others, by a table that is generated
 packing      helpers for the packed side
 """
 
-from . import along, jagged, joins, lookups, losses, moves, norms, pointwise, products, reductions, scatters, views
+from . import (
+    along,
+    derived,
+    jagged,
+    joins,
+    lookups,
+    losses,
+    moves,
+    norms,
+    pointwise,
+    products,
+    reductions,
+    scatters,
+    views,
+)
 
 __all__ = [
     "along",
+    "derived",
     "jagged",
     "joins",
     "lookups",

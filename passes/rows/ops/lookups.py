@@ -61,7 +61,7 @@ def _searched_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
 
 
 def _gather(t: Typing, n: fx.Node) -> Dims | None:
-    if arg(n, "dim") is None:
+    if arg(n, "dim") is None or rank_of(n.args[0]) != rank_of(n):  # take_along_dim of all, gather of one number
         return None
     at = dim_of(n)
     x, index = t.dims(n.args[0]), t.dims(arg(n, "index") or arg(n, "indices"))

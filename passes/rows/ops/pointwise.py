@@ -10,7 +10,7 @@ from torch import fx
 
 from .... import _torch
 from ....graph.nodes import tensor
-from ..calls import COPIES, VIEWS, arg, is_tensor, op, rank_of, shape, tensors
+from ..calls import COPIES, VIEWS, arg, is_tensor, op, rank_of, tensors
 from ..declaration import EVERY, Declaration, row_family, row_op
 from ..meaning import Holds
 from ..zeros import NOWHERE_KNOWN
@@ -31,14 +31,27 @@ _ALSO = (
     "type_as", "copy", "fill", "log_sigmoid", "softplus", "nan_to_num", "logical_or", "logical_and", "logical_not",
     "floor_divide", "square", "gelu", "clone", "hardswish", "rsub",
 )  # fmt: skip
+_POLYNOMIALS = tuple(
+    f"special_{kind}"
+    for kind in (
+        *(f"{shifted}chebyshev_polynomial_{which}" for shifted in ("", "shifted_") for which in "tuvw"),
+        "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p",
+    )
+)  # fmt: skip
 
 
-def broadcast(t: Typing, n: fx.Node) -> Dims:
-    return t.broadcast(tensors(n), rank_of(n))
+def broadcast(t: Typing, n: fx.Node) -> Dims | list[Dims | None]:
+    if is_tensor(n):
+        return t.broadcast(tensors(n), rank_of(n))
+    return [t.broadcast(tensors(n), result.dim()) for result in n.meta["val"]]
 
 
 def aligned(r: Rowwise, n: fx.Node, s: Space) -> str | None:
-    return r.aligned(n, s)
+    if is_tensor(n):
+        return r.aligned(n, s)
+    x, *others = tensors(n)
+    same = all(r.typing.atoms(y) == r.typing.atoms(x) for y in others)
+    return None if same and r.covers(x, s) else f"{op(n)} of values with other rows"
 
 
 def packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
@@ -48,7 +61,7 @@ def packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
 def zero_of_zeros(z: Zeros, n: fx.Node) -> Support:
     """Where all operands are zero, the result is what the op makes of zeros."""
     operands = [x for x in n.all_input_nodes if not is_tensor(x) or z.meanings.constant(x) is None]
-    if not operands or not all(is_tensor(x) for x in operands):
+    if not is_tensor(n) or not operands or not all(is_tensor(x) for x in operands):
         return NOWHERE_KNOWN
     found = frozenset.intersection(*[z.support(x) for x in operands])
     return found if found and _makes_zero(z, n) else NOWHERE_KNOWN
@@ -136,15 +149,19 @@ def _never_zero(z: Zeros, value: Any) -> bool:
     return op(value) in ("exp", "sigmoid", "softplus") or (more and op(value.args[0]) in _NEVER_NEGATIVE)
 
 
-def _add_quotient(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
-    """In single steps where it broadcasts: the fake of addcdiv cannot, for rows that only the batch counts."""
-    value = tensor(n)
-    assert value is not None
-    if all(shape(x) == shape(n) for x in tensors(n)):
-        return e.pointwise(n, chosen)
-    x, above, below = (e.operand(a, n, chosen) for a in n.args[:3])
-    share = e.call(aten.mul.Tensor, e.call(aten.to.dtype, above, value.dtype), arg(n, "value"))
-    return e.call(aten.add.Tensor, x, e.call(aten.div.Tensor, share, below))
+def _spread(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
+    """Operands in full: the fakes of these ops cannot broadcast to rows that only the batch counts."""
+    sizes = e.kept_sizes(n, chosen.space.axes)
+
+    def full(x: fx.Node) -> Any:
+        y = e.operand(x, n, chosen)
+        has_rows = any(a in chosen.space.axes for a in e.typing.flat(x))
+        if has_rows and e.kept_sizes(x, chosen.space.axes) == sizes:
+            return y
+        return e.call(aten.expand.default, y, [e.count_of(chosen), *[e.size(size) for size in sizes]])
+
+    args, kwargs = fx.map_arg((n.args, n.kwargs), full)
+    return e.call(n.target, *args, **kwargs)
 
 
 def _channel_slopes(t: Typing, n: fx.Node) -> Dims:
@@ -170,8 +187,7 @@ POINTWISE: dict[str, Any] = {"models": EVERY, "axes": broadcast, "mixes": aligne
 
 
 def _tagged(target: torch._ops.OpOverload) -> bool:
-    random = torch.Tag.nondeterministic_seeded in target.tags
-    return torch.Tag.pointwise in target.tags and not random and len(target._schema.returns) == 1
+    return torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags
 
 
 row_family(_tagged, Declaration(EVERY, broadcast, aligned, zero_of_zeros, None, packed))
@@ -180,5 +196,5 @@ row_op("dropout", zeros=_first_zero, **POINTWISE)
 row_op("mul", zeros=_either_zero, **POINTWISE)
 row_op("div", zeros=_numerator_zero, **POINTWISE)
 row_op("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar", "masked_fill", zeros=_filled, **POINTWISE)
-row_op("addcdiv", zeros=zero_of_zeros, **{**POINTWISE, "packed": _add_quotient})
+row_op("addcdiv", "addcmul", "lerp", *_POLYNOMIALS, zeros=zero_of_zeros, **{**POINTWISE, "packed": _spread})
 row_op("prelu", models=("self", "weight"), axes=_channel_slopes, mixes=_slopes_mix, packed=first_packed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 import turbogr_compile
 from turbogr_compile import Instrument, RuleError
@@ -44,6 +45,16 @@ def assert_same(step, table, *batches, **options):
             assert found is expected
         else:
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+class Watch(Instrument):
+    """The graph after packing."""
+
+    def after(self, run, step):
+        if step.pass_.name == "pack-rows":
+            found = [n.meta["val"] for n in run.graph.nodes if n.target is torch.ops.aten.embedding.default]
+            self.looks_up_packed = all(free_unbacked_symbols(value) for value in found)
+            self.targets = [str(n.target) for n in run.graph.nodes]
 
 
 @pytest.fixture
@@ -264,3 +275,95 @@ def test_the_op_itself_says_what_it_makes_of_zero(fn, stays):
 
     said = Declarations(fn, [torch.randn(3, 4)])
     assert said.keeps_zero(said.nodes[-1]) is stays
+
+
+@pytest.mark.parametrize(
+    "told_apart",
+    [
+        lambda x: torch.atan2(x, torch.tensor(-1.0)),
+        lambda x: torch.atan2(-x.reshape(-1, FEATURES), torch.tensor(-1.0)),
+        lambda x: torch.atan2(torch.cat([x, x + 1], -1), torch.tensor(-1.0)),
+        lambda x: torch.ones_like(x).copysign(x),
+        lambda x: x.signbit().double() + 0 * x,
+        lambda x: torch.atan(1 / x.detach()) + 0 * x,
+    ],
+)
+def test_a_zero_on_a_pad_keeps_its_sign_where_it_matters(table, told_apart):
+    """-2.0 * 0 is -0.0, and a row that is not computed is 0.0."""
+
+    def step(ids):
+        x = F.embedding(ids, table) * (ids != 0)[..., None]
+        return told_apart(x).sum()
+
+    with torch.no_grad():
+        table.copy_(-table.abs())
+    assert_same(step, table, *[(ids,) for ids in BATCHES])
+
+
+def test_a_sign_that_nobody_sees_costs_nothing(table):
+    def step(ids):
+        x = F.embedding(ids, table) * (ids != 0)[..., None]
+        return torch.sigmoid(x).sum() + (1 / (1 + x.exp())).sum()
+
+    run = packed(step, table)
+    assert run.looks_up_packed
+
+
+def packed(step, table):
+    """What was seen of the compiled step, which gives what eager gives."""
+    watch = Watch()
+    assert_same(step, table, *[(ids,) for ids in BATCHES], instruments=(watch,))
+    return watch
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda x, w: torch.addcmul(x, w, w.sum()),
+        lambda x, w: torch.lerp(x, w, 0.3),
+        lambda x, w: torch.addcdiv(x, w, w.exp(), value=0.5),
+    ],
+)
+def test_three_operands_of_different_shapes(table, op):
+    weight = torch.randn(FEATURES, dtype=torch.float64)
+
+    def step(ids):
+        return masked(ids, op(F.embedding(ids, table), weight))
+
+    assert packed(step, table).looks_up_packed
+
+
+def test_complex_numbers_mean_nothing_and_break_nothing(table):
+    def step(ids):
+        mask = (ids == 0).double()
+        bias = torch.complex(mask, mask)[:, None, :].abs() * -1e9
+        x = F.embedding(ids, table)
+        return masked(ids, (x @ x.mT + bias).softmax(-1) @ x)
+
+    assert_same(step, table, *[(ids,) for ids in BATCHES[::2]])
+
+
+@pytest.mark.parametrize(
+    "op, packs",
+    [
+        (lambda x: F.pairwise_distance(x, x.flip(-1)), True),
+        (lambda x: x.nanmean(-1), True),
+        (lambda x: torch.tensordot(x, torch.eye(FEATURES, dtype=torch.float64), 1), True),
+        (lambda x: torch.isclose(x, x * 1.0000001).double() * x, True),
+        (lambda x: torch.hstack([x.flatten(0, 1), x.flatten(0, 1)]), True),
+        (lambda x: x.nanmean(1, keepdim=True) + x, False),
+        (lambda x: torch.nanmean(x.flatten(0, 1), 0) + x, False),
+    ],
+)
+def test_ops_that_torch_knows_as_others(table, op, packs):
+    """Taken apart where all of it is computed on rows, and whole elsewhere."""
+
+    def step(ids):
+        y = op(F.embedding(ids, table))
+        mask = (ids != 0).reshape(y.shape[: ids.dim()] if y.shape[:2] == ids.shape else (-1,))
+        return (y * mask.reshape(*mask.shape, *[1] * (y.dim() - mask.dim()))).sum()
+
+    watch = packed(step, table)
+    assert watch.looks_up_packed == packs
+    if not packs:
+        assert any("nanmean" in target for target in watch.targets)

@@ -1,0 +1,91 @@
+"""Whether anybody can tell a negative zero from a positive one.
+
+Where a value is zero on pads, its rows are scattered into zeros instead of being computed there. Those zeros are
+positive; eager's may be negative (-2.0 * 0 is -0.0), and few ops tell: atan2, copysign, signbit, what is divided by it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import fx
+
+from ... import _torch
+from ...graph.nodes import tensor
+from .calls import op, tensors
+from .declaration import declared
+from .meanings import Meanings
+from .ops.pointwise import broadcast
+
+# The zero that they give is a sum, which starts from a positive one, or no zero at all.
+_ADD = {"sum", "mean", "nansum", "linear", "mm", "matmul", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "cumsum",
+        "softmax", "log_softmax", "_softmax", "_safe_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm",
+        "batch_norm", "instance_norm", "scaled_dot_product_attention", "norm", "linalg_norm", "linalg_vector_norm",
+        "std", "var", "embedding"}  # fmt: skip
+_OTHERS = (1.0, -1.0, 0.0, 2.5)  # for operands that nothing is known of
+
+
+class Signs:
+    def __init__(self, meanings: Meanings) -> None:
+        self.meanings = meanings
+        self._matter: dict[fx.Node, bool] = {}
+
+    def matter(self, node: fx.Node) -> bool:
+        """Would somebody give other numbers for zeros of the other sign?"""
+        if node not in self._matter:
+            self._matter[node] = any(self._tells(user, node) for user in node.users)
+        return self._matter[node]
+
+    def _tells(self, user: fx.Node, node: fx.Node) -> bool:
+        if op(user) == "getitem":
+            return self.matter(user)
+        found = declared(user)
+        if found is None or op(user) in _ADD:
+            return False
+        if found.axes is not broadcast or _torch.is_random(user):
+            return self.matter(user)
+        told = self._told_by_itself(user, node)
+        return told == "numbers" or (told == "signs" and self.matter(user))
+
+    def _told_by_itself(self, user: fx.Node, node: fx.Node) -> str:
+        """What differs in the op's result for zeros of both signs: nothing, signs of zeros, or numbers."""
+        said = "nothing"
+        for other in _OTHERS:
+            results = [self._called(user, node, zero, other) for zero in _zeros(node)]
+            for a, b in itertools.chain(*map(zip, results, results[1:])):
+                if not torch.equal(a.nan_to_num(0.5), b.nan_to_num(0.5)):
+                    return "numbers"
+                if not torch.equal(a.signbit(), b.signbit()):
+                    said = "signs"
+        return said
+
+    def _called(self, user: fx.Node, node: fx.Node, zero: complex, other: float) -> list[torch.Tensor]:
+        """Real numbers that the op gives for one element; nothing where it cannot be called."""
+        target: Any = user.target
+
+        def real(x: fx.Node) -> torch.Tensor:
+            value, constant = tensor(x), self.meanings.constant(x)
+            assert value is not None
+            number = zero if x is node else other if constant is None else constant
+            return torch.full([1] * value.dim(), number, dtype=value.dtype)
+
+        if not all(tensor(x) is not None for x in user.all_input_nodes) or node not in tensors(user):
+            return []
+        args, kwargs = fx.map_arg((user.args, user.kwargs), real)
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "memory_format", "pin_memory")}
+        try:
+            with _torch.outside_compilation(), torch.no_grad():
+                result = target(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError, ZeroDivisionError):
+            return []
+        results = [result] if isinstance(result, torch.Tensor) else result
+        return [part for x in results for part in ((x.real, x.imag) if x.is_complex() else (x,))]
+
+
+def _zeros(node: fx.Node) -> tuple[complex, ...]:
+    value = tensor(node)
+    if value is not None and value.is_complex():
+        return complex(0.0, 0.0), complex(-0.0, 0.0), complex(0.0, -0.0), complex(-0.0, -0.0)
+    return 0.0, -0.0
