@@ -233,9 +233,16 @@ def padding(n: fx.Node) -> list[tuple[Any, Any]]:
 
 
 def joined_parts(n: fx.Node) -> list[fx.Node]:
-    """Operands of a cat or stack. An empty tensor of one dim may be joined to anything, and adds nothing."""
+    """Operands of a cat or stack; those of a cat that have no elements add nothing, whatever their rank."""
     parts: Any = n.args[0]
-    return [p for p in parts if rank_of(n) == 1 or shape(p) != [0]]
+    return [p for p in parts if op(n) == "stack" or not is_void(p)] or list(parts)
+
+
+def is_void(node: fx.Node) -> bool:
+    """Has the value no elements, and do gradients reach what it is made of by another way, if at all?"""
+    if not is_tensor(node) or 0 not in shape(node) or node.is_impure() or any(u.op == "output" for u in node.users):
+        return False
+    return all(any(is_tensor(u) and 0 not in shape(u) for u in x.users) for x in node.all_input_nodes)
 
 
 def dim_of_cat(n: fx.Node) -> int:

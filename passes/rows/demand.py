@@ -16,7 +16,7 @@ from torch import fx
 from ...graph.nodes import tensor
 from .attending import Attention
 from .attention.formula import KEY, QUERY
-from .calls import LIKE, arg, is_tensor, op, operand, rank_of, reduced_dims, shape
+from .calls import LIKE, arg, is_tensor, is_void, op, operand, rank_of, reduced_dims, shape
 from .deciding import Keeps, decided
 from .facts import Facts
 from .meaning import Predicate, Within
@@ -220,8 +220,9 @@ class DemandAnalysis:
             self.give(x, self.projected(d, space, self.space_of(x)))
 
     def needs_shape_only(self, u: fx.Node) -> bool:
-        """A constant in the shape of a computed value, where that shape is known before the graph runs."""
-        if op(u) not in LIKE or u.args[0] not in self.meanings.tainted:
+        """A constant in the shape of a computed value, or a value without elements, where that shape is known before
+        the graph runs."""
+        if not (op(u) in LIKE and u.args[0] in self.meanings.tainted) and not is_void(u):
             return False
         return all(isinstance(s, int) or s.free_symbols <= self.facts.rows.symbols for s in shape(u))
 

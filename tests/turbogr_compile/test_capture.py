@@ -687,6 +687,14 @@ def test_legacy_constructors_are_casts():
     assert backend.captured
 
 
+def test_legacy_constructors_of_numbers():
+    def step(x):
+        return x / (x.sum() + torch.FloatTensor([1e-8])) + torch.LongTensor([[1, 2, 3]]) + torch.Tensor((1, 2.5, 3))
+
+    backend = check(step, (f64(2, 3),))
+    assert backend.captured
+
+
 def test_numpy_code():
     def step(x, ids):
         seen = torch.LongTensor(ids.numpy() + 1)

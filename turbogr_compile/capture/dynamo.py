@@ -185,6 +185,8 @@ class _Interpreter(PropagateUnbackedSymInts):
         if target in _LEGACY and len(args) == 1 and isinstance(args[0], torch.Tensor):
             # The constructor copies the data out, which a tracer cannot see.
             return args[0].to(_LEGACY[target] or torch.get_default_dtype(), copy=True)
+        if target in _LEGACY and len(args) == 1 and isinstance(args[0], (list, tuple)) and _numbers(args[0]):
+            return torch.tensor(args[0], dtype=_LEGACY[target] or torch.get_default_dtype())
         if target in _GRAD_SWITCHES:
             self.run_state.settle()
         if target is enter_autocast:
@@ -237,6 +239,11 @@ class _Interpreter(PropagateUnbackedSymInts):
     def _refuse(self, id: str, reason: str, hint: str = "") -> CannotCapture:
         node = self.run_state.current
         return CannotCapture(id, reason, line=line_of(node) if node is not None else None, hint=hint)
+
+
+def _numbers(data: Any) -> bool:
+    """Nested lists of plain numbers."""
+    return all(map(_numbers, data)) if isinstance(data, (list, tuple)) else isinstance(data, (bool, int, float))
 
 
 # --- the captured module ----------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def filled(e: Values, n: fx.Node) -> fx.Node:
     value = tensor(n)
     assert value is not None
     sizes = [e.size(s) for s in shape(n)]
-    return e.call(aten.full.default, sizes, LIKE[op(n)], dtype=value.dtype, device=value.device)
+    return e.call(aten.full.default, sizes, LIKE.get(op(n), 0), dtype=value.dtype, device=value.device)
 
 
 def kept(e: Values, n: fx.Node, decision: Keeps) -> fx.Node:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from ....graph.nodes import tensor
 from ..calls import SPLITS, dim_of, dim_of_cat, joined_parts, op, quotient, rank_of, shape, size
 from ..declaration import row_op
 from . import moves
@@ -44,6 +45,8 @@ def _stack(t: Typing, n: fx.Node) -> Dims:
 
 def _join_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
     at = dim_of_cat(n)
+    if any(0 in shape(p) for p in joined_parts(n)):
+        return f"{op(n)} of a value without elements, which alone brings gradients to what it is made of"
     atoms = r.typing.atoms(n)[at]
     if any(a in s.axes for a in atoms):
         same = op(n) != "stack" and all(r.typing.atoms(p)[at] == atoms[1:] for p in joined_parts(n))
@@ -72,7 +75,11 @@ def _join_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     ):  # equal parts one after the other, beside rows
         place = 1 + sum(1 for d, _ in e.kept(n, axes) if d < at)
         return e.call(aten.stack.default, twins, place)
-    return e.call(aten.cat.default, twins, e.position(parts[0], at, chosen))
+    joined = e.call(aten.cat.default, twins, e.position(parts[0], at, chosen))
+    value, kept = tensor(n), {tensor(p).dtype for p in parts}  # type: ignore[union-attr]
+    assert value is not None
+    # A part without elements counts for the dtype.
+    return joined if value.dtype in kept else e.call(aten._to_copy.default, joined, dtype=value.dtype)
 
 
 def _split(t: Typing, n: fx.Node) -> list[Dims | None]:

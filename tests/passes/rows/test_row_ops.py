@@ -206,6 +206,8 @@ FEATURE_OPS = {
     "glu": lambda x: F.glu(x, -1).repeat(1, 1, 2),
     "softmin": lambda x: F.softmin(x, -1),
     "diff": lambda x: F.pad(x.diff(dim=-1), (0, 1)),
+    "cat_nothing": lambda x: torch.cat([x[..., :4].tanh(), x[..., 4:]], -1),
+    "cat_nothing_of_another_dtype": lambda x: torch.cat([x.float(), x[..., 4:]], -1),
     "pad": lambda x: F.pad(x, (1, 2), value=3.0)[..., :FEATURES],
     "pad_inner": lambda x: beside(F.pad(x.view(SEQUENCES, COLUMNS, 2, 2), (0, 1, 1, 0))[..., 1:, :2]),
     "flip": lambda x: x.flip(-1),
@@ -247,6 +249,19 @@ def test_features_of_packed_rows(table, fn):
     told = Remarks()
     assert_same(step, table, *[(ids,) for ids in BATCHES], instruments=(told,))
     assert told.mixed == []
+
+
+def test_gradients_that_only_a_value_without_elements_has(table):
+    """Zero, and not missing: such a value is not made without what it is made of."""
+    weight = torch.randn(FEATURES, FEATURES, dtype=torch.float64, requires_grad=True)
+
+    def step(ids):
+        x = F.embedding(ids, table)
+        x = torch.cat([x, (x @ weight)[..., FEATURES:]], -1)
+        return F.cross_entropy((x @ table.T).flatten(0, 1), ids.flatten(), ignore_index=0)
+
+    turbogr_compile.compile(step, target="eager", on_error="raise")(BATCHES[0]).backward()
+    assert weight.grad is not None and not weight.grad.any()
 
 
 @pytest.mark.parametrize(
