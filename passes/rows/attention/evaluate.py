@@ -76,6 +76,10 @@ class Evaluator:
         self._tables: dict[Any, int] = {}
         self._numbered: list[Table] = []
         self._number_values(graph)
+        self.qk = self.first(qk) if qk is not None else None
+        for node in graph.nodes if qk is not None else ():
+            if self.first(node) is self.qk or any(n in self.after for n in node.all_input_nodes):
+                self.after.add(node)
 
     def _number_values(self, graph: fx.Graph) -> None:
         """Calls that compute the same are one; random ones never are."""
@@ -89,8 +93,6 @@ class Evaluator:
             return tuple(sorted((k, plain(v)) for k, v in x.items())) if isinstance(x, dict) else repr(x)
 
         for node in graph.nodes:
-            if node is self.qk or any(n in self.after for n in node.all_input_nodes):
-                self.after.add(node)
             if is_random(node) or any(n in self.drawn for n in node.all_input_nodes):
                 self.drawn.add(node)
             elif node.op == "call_function":

@@ -176,6 +176,19 @@ def test_groups_that_lie_inside():
     assert len(form.heads) == 2 and form.groups == form.heads[1:]
 
 
+def test_channels_that_write_the_same_scores_again():
+    """Calls that compute the same are one value, whichever of them an attention is found from."""
+
+    def program(x, ids, times):
+        seen = causal(x.shape[1]) & (ids != 0)[:, None]
+        plain = F.silu(x @ x.transpose(1, 2)) * seen @ x
+        return F.silu(x @ x.transpose(1, 2) + 0.5) * seen @ (x + plain)
+
+    inputs = batch("right", 0)
+    found = attentions(traced(program, inputs), inputs)
+    assert len(found) == 2 and not any(isinstance(form, Refused) for form in found), found
+
+
 # --- masks and weights of the zoo ------------------------------------------------------------------------
 
 PAIRS = {"outer-product", "targets"}  # masks that stay tensors of pairs
