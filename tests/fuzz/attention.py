@@ -100,6 +100,22 @@ STEP = slot(
         "product-left": "({s} * 0.5) * wts{k} + {s}",
         "normalised": "F.layer_norm({s}, ({s}.shape[-1],))",
         "double-sum": "{s} + {s}.logsumexp(-1, keepdim=True)",
+        "query-sum": "{s} - {s}.sum(-1, keepdim=True) * 0.1",
+        "standardised": "({s} - {s}.mean(-1, keepdim=True)) / ({s}.std(-1, keepdim=True, unbiased=False) + 1)",
+        "times-lens": "{s} * lens{b} * 0.1",
+        "per-pair-of-ids": "{s} + (ids[{qi}] == ids[{ki}]) * temp",
+        "bias-by-id": "{s} + E[ids][..., 0][{ki}]",
+        "distance-clamped": "{s} - (torch.arange(N)[:, None] - torch.arange(N)).clamp(min=0) * temp",
+        "distance-root": "{s} - (torch.arange(N)[:, None] - torch.arange(N)).abs().double().sqrt() * temp",
+        "float-then-scale": "({s}.float() * 0.3).double()",
+        "half-scaled": "({s}.half() * 0.125).double()",
+        "power-of-two": "{s} * 2.0 ** -(torch.arange(N)[:, None] - torch.arange(N)).abs()",
+        "triangle-factor": "{s} * {tri}",
+        "gated-by-keys": "{s} * (wts > 0.8){k}",
+        "time-root": "{s} - (times[{qi}] - times[{ki}]).abs().double().sqrt() * 0.05",
+        "time-signed": "{s} + Tb[((times[{qi}] - times[{ki}]) // 10).clamp(-10, 20) + 20]",
+        "time-exp": "{s} + torch.exp(-(times[{qi}] - times[{ki}]).abs() / 30.0) * temp",
+        "remainder": "{s} + rel[(torch.arange(N)[:, None] * 3 + torch.arange(N)) % N]",
     },
 )
 HARMLESS = ("divide", "root", "times", "times", "root", "relative", "alibi", "dense", "time", "add-per-key")
@@ -181,6 +197,15 @@ PROBABILITY = slot(
         "max-only": "{p} * ({p} == {p}.amax(-1, keepdim=True))",
         "queries-fill": "{p}.masked_fill(~{v}{q}, 0.0)",
         "clamp-max": "{p}.clamp(max=2.0)",
+        "per-query-sum": "{p} / {p}.detach().sum(-1, keepdim=True).clamp(min=1e-6)",
+        "by-count": "{p} / {a}.expand({p}.shape).sum(-1, keepdim=True).clamp(min=1)",
+        "times-lens-keys": "{p} * (torch.arange(N) < lens{b})",
+        "eye-added": "{p} + torch.eye(N)",
+        "both-ways": "({p} + {p}.transpose(-1, -2)) * 0.5",
+        "float": "{p}.float().double()",
+        "rolled": "{p}.roll(1, -1)",
+        "pow": "{p}.abs().pow(0.5)",
+        "isnan": "torch.where({p}.isnan(), 0.0, {p})",
     },
 )
 GENTLE = ("fill", "keys", "queries", "nan-to-num", "dropout", "scaled", "times")
@@ -214,6 +239,26 @@ def extra(g: Draw, heads: bool) -> dict[str, str]:
     }  # fmt: skip
 
 
+# Where keys come from; values come from there, or from the rows themselves.
+KEYS_FROM = slot(
+    "keys-from",
+    {
+        "rows": "{x}",
+        "moved": "{x}.roll(1, 1)",
+        "flipped": "{x}.flip(1)",
+        "shifted": "F.pad({x}, (0, 0, 1, 0))[:, :-1]",
+        "zeroed": "{x} * {v}[..., None]",
+        "entry": "x0",
+        "detached": "{x}.detach()",
+        "normalised": "F.layer_norm({x}, (D,))",
+        "summed": "({x} * {v}[..., None]).cumsum(1)",
+        "ids": "F.embedding(ids, E2)",
+        "features": "raw @ Kw",
+        "positions": "{x}[:, :1] + F.embedding(ids, E2)",
+    },
+)
+
+
 def attention(g: Draw, x: str, v: str) -> str:
     """(B, N, D) from rows; `v` says which count."""
     kind = g.word("attend", ATTEND, ("by-hand",), 0.5)
@@ -224,7 +269,8 @@ def by_hand(g: Draw, x: str, v: str) -> str:
     heads = (
         g.sizes.H > 1 and g.sizes.D % g.sizes.H == 0 and (g.chance(0.4) or g.forced("heads")) and not g.forced("scores")
     )
-    q, k, u = projected(g, x, "Q"), projected(g, x, "Kw"), projected(g, x, "Vw")
+    y = g.let("y", g.word("keys-from", KEYS_FROM, ("rows",), 0.3).format(x=x, v=v))
+    q, k, u = projected(g, x, "Q"), projected(g, y, "Kw"), projected(g, g.one(x, y), "Vw")
     if heads:
         head = g.word("heads", HEADS, ("view", "reshape"), 0.5)
         q, k, u = (g.let("h", head.format(x=outer(t))) for t in (q, k, u))
@@ -354,4 +400,42 @@ def target(g: Draw, x: str, v: str) -> str:
     return g.let("o", f"({p}.unsqueeze(1) @ {x}).expand(B, N, D)")
 
 
-ATTEND = slot("attend", {"by-hand": by_hand, "sdpa": sdpa, "mha": mha, "cross": cross, "target": target})
+def folded(g: Draw, x: str, v: str) -> str:
+    """Heads in the batch, masks repeated for them."""
+    h = "H" if g.sizes.D % g.sizes.H == 0 else "1"
+    fold, widen = g.one(
+        (f"torch.cat({{x}}.chunk({h}, -1), 0)", f"{{a}}.repeat({h}, 1, 1)"),
+        (f"{{x}}.view(B, N, {h}, -1).transpose(1, 2).flatten(0, 1)", f"{{a}}.repeat_interleave({h}, 0)"),
+        (f"{{x}}.view(B, N, {h}, -1).permute(2, 0, 1, 3).reshape({h} * B, N, -1)", f"{{a}}.repeat({h}, 1, 1)"),
+    )
+    q, k, u = (g.let("h", fold.format(x=outer(projected(g, x, by)))) for by in ("Q", "Kw", "Vw"))
+    a = g.let("b", widen.format(a=f"{outer(seen(g, v, False))}.expand(B, N, N)"))
+    c = g.one("float('-inf')", "-1e9", "-2.0**32 + 1")
+    s = g.let("s", g.one(f"torch.bmm({q}, {k}.mT).masked_fill(~{a}, {c})", f"torch.where({a}, {q} @ {k}.mT / 2, {c})"))
+    o = g.let("o", f"{s}.softmax(-1) @ {u}")
+    if "torch.cat" in fold:
+        return g.let("o", f"torch.cat({o}.split(B, 0), -1)")
+    if "flatten" in fold:
+        return g.let("o", f"{o}.view(B, {h}, N, -1).transpose(1, 2).reshape(B, N, D)")
+    return g.let("o", f"{o}.view({h}, B, N, -1).permute(1, 2, 0, 3).reshape(B, N, D)")
+
+
+def memory(g: Draw, x: str, v: str) -> str:
+    """Keys have a row more than queries, in front or behind, which all may see."""
+    front = g.chance(0.5)
+    token = g.one("w.expand(B, 1, D)", "F.embedding(label, E2)[:, None]", f"{x}.mean(1, keepdim=True)")
+    one = "torch.ones(B, 1, dtype=torch.bool)"
+    y = g.let("y", f"torch.cat([{token}, {x}], 1)" if front else f"torch.cat([{x}, {token}], 1)")
+    a = g.let("b", f"torch.cat([{one}, {v}], 1)" if front else f"torch.cat([{v}, {one}], 1)")
+    a = f"{a}[:, None, :]"
+    if g.chance(0.4):
+        a = f"({a} & torch.ones(N, N + 1, dtype=torch.bool).tril({g.one('0', '1')}))"
+    s = g.let("s", f"{outer(projected(g, x, 'Q'))} @ {y}.mT")
+    s = g.let("s", g.one(f"{s}.masked_fill(~{a}, -1e9)", f"torch.where({a}, {s}, float('-inf'))"))
+    return g.let("o", f"{s}.softmax(-1) @ {y}")
+
+
+ATTEND = slot("attend", {
+    "by-hand": by_hand, "sdpa": sdpa, "mha": mha, "cross": cross, "target": target, "folded": folded,
+    "memory": memory,
+})  # fmt: skip

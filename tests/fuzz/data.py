@@ -30,6 +30,7 @@ class Sizes:
     M: int = 5
     pad: int = 0
     open: bool = False  # is N a symbol of the compiled graph?
+    many: bool = False  # is B one?
 
     @property
     def columns(self) -> int:
@@ -105,7 +106,8 @@ KINDS: dict[str, Callable[[Sizes, torch.Generator], tuple[torch.Tensor, torch.Te
     "right": _right, "left": _left, "holes": _holes, "full": _full, "some-empty": _some_empty, "empty": _empty,
     "one-each": _one_each, "disagree": _right, "stray": _right, "huge-pads": _right, "nan-pads": _right,
     "inf-pads": _left, "blind": _holes, "all-pairs": _left, "no-pairs": _right, "wide": _right, "narrow": _left,
-    "bad-id": _right, "late": _left,
+    "bad-id": _right, "late": _left, "more": _right, "fewer": _left, "grey": _right, "masked-out": _left,
+    "masked-in": _right, "long": _right, "same-time": _right,
 }  # fmt: skip
 SANE = (
     "right",
@@ -116,17 +118,23 @@ SANE = (
     "holes",
     "one-each",
 )  # of the first batch
-LATER = tuple(k for k in KINDS if k not in ("bad-id", "wide", "narrow"))
-NOT_FINITE = ("nan-pads", "inf-pads")
+LATER = tuple(k for k in KINDS if k not in ("bad-id", "wide", "narrow", "more", "fewer"))
 OTHER_WIDTHS = {"wide": 3, "narrow": -2}  # only where N is open
+OTHER_COUNTS = {"more": 2, "fewer": -1}  # only where B is
 
 
 def make_batch(kind: str, seed: int, sizes: Sizes) -> Batch:
     if sizes.open and kind in OTHER_WIDTHS:
         sizes = replace(sizes, N=max(2, sizes.N + OTHER_WIDTHS[kind]))
+    if sizes.many and kind in OTHER_COUNTS:
+        sizes = replace(sizes, B=max(2, sizes.B + OTHER_COUNTS[kind]))
     g = torch.Generator().manual_seed(seed)
     lens, valid = KINDS[kind](sizes, g)
     mask = valid
+    if kind in ("masked-out", "masked-in"):
+        mask = torch.full_like(valid, kind == "masked-in")
+    if kind == "long":
+        lens = lens + sizes.N * (torch.arange(len(lens)) % 2)
     if kind == "disagree":
         mask = valid ^ (torch.rand(valid.shape, generator=g) < 0.25)
         lens = (lens + torch.randint(-1, 2, lens.shape, generator=g)).clamp(0, sizes.N)
@@ -170,7 +178,7 @@ def _pairs(b: Batch) -> torch.Tensor:
 
 
 def _times(b: Batch) -> torch.Tensor:
-    step = 500 if b.kind in ("late", "bad-id") else 12
+    step = 500 if b.kind in ("late", "bad-id") else 1 if b.kind == "same-time" else 12
     return _ints(b, "times", 0, step, b.sizes.B, b.sizes.N).cumsum(1)
 
 
@@ -192,13 +200,19 @@ def _weights(b: Batch) -> torch.Tensor:
     return _spoiled(b, w * b.valid if b.kind != "stray" else w)
 
 
+def _grey(b: Batch, x: torch.Tensor, number: float) -> torch.Tensor:
+    """Masks of numbers, some of which are neither zero nor one in these batches."""
+    some = torch.rand(x.shape, generator=b.noise("grey")) < 0.4
+    return x.masked_fill(some & (x != 0), number) if b.kind == "grey" else x
+
+
 BATCH: dict[str, Callable[[Batch], torch.Tensor]] = {
     "ids": _ids,
     "lens": lambda b: b.lens,
     "mask": lambda b: b.mask,
-    "maskf": lambda b: b.mask.double(),
-    "maski": lambda b: b.mask.long(),
-    "masku": lambda b: b.mask.byte(),
+    "maskf": lambda b: _grey(b, b.mask.double(), 0.25),
+    "maski": lambda b: _grey(b, b.mask.long(), 2),
+    "masku": lambda b: _grey(b, b.mask.byte(), 255),
     "feats": lambda b: _spoiled(b, _floats(b, "feats", b.sizes.B, b.sizes.N, b.sizes.D) * b.valid[..., None]),
     "raw": lambda b: _spoiled(b, _floats(b, "raw", b.sizes.B, b.sizes.N, b.sizes.D)),
     "times": _times,
@@ -209,7 +223,7 @@ BATCH: dict[str, Callable[[Batch], torch.Tensor]] = {
     "label": lambda b: _ints(b, "label", 1, b.sizes.V, b.sizes.B),
     "idx": lambda b: _ints(b, "idx", 0, b.sizes.N, b.sizes.B, b.sizes.K),
     "pairs": _pairs,
-    "pairsf": lambda b: _pairs(b).double(),
+    "pairsf": lambda b: _grey(b, _pairs(b).double(), 0.5),
     "wts": _weights,
     "soft": lambda b: _floats(b, "soft", b.sizes.B, b.sizes.N, b.sizes.V).softmax(-1),
     "y": lambda b: _ints(b, "y", 0, 2, b.sizes.B, b.sizes.N).double(),
@@ -223,6 +237,7 @@ OF_COLUMNS = {  # dims that are columns
     "pos": (1,), "perm": (0,), "tgt": (1,), "lab": (1,), "pairs": (1, 2), "pairsf": (1, 2), "wts": (1,), "soft": (1,),
     "y": (1,), "neg": (1,),
 }  # fmt: skip
+OF_SEQUENCES = {n: (0,) for n in BATCH if n not in ("perm", "shared")}
 WITH_GRADIENT = ("feats",)  # inputs that require a gradient themselves
 
 

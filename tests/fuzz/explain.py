@@ -2,7 +2,7 @@
 
 Each is tried, not read off the program. *Rounding*: eager itself moves as much when the last bit of every intermediate
 result is shaken. *Zero times infinity* (assumption D of docs/soundness.md): eager gives what turbogr gives once nothing
-comes of a product with zero.
+comes of a product with zero. *Large scores* (assumption A): a product that goes into a softmax leaves ±4096 in eager.
 """
 
 from __future__ import annotations
@@ -88,6 +88,31 @@ class StrongZeros(TorchDispatchMode):
 
 def _not_finite(values: list[Any]) -> bool:
     return any(isinstance(x, torch.Tensor) and x.is_floating_point() and not bool(x.isfinite().all()) for x in values)
+
+
+class Products(TorchDispatchMode):
+    """The largest number that a matrix product gives before a softmax: scores are made of these."""
+
+    largest = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default) and result.numel():
+            finite = result.abs().nan_to_num(0.0, 0.0, 0.0)
+            self._seen = max(self._seen, float(finite.max()))
+        if func in (aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default, aten.exp.default):
+            self.largest = max(self.largest, self._seen)
+        return result
+
+
+@contextmanager
+def products() -> Iterator[Products]:
+    with sdpa_kernel(SDPBackend.MATH), Products() as seen:
+        yield seen
 
 
 @contextmanager

@@ -79,7 +79,8 @@ class Fast:
     def fits(self, values: Sequence[torch.Tensor]) -> bool:
         """Would Dynamo call this graph with tensors of these sizes? Tracing may have made an open size a number."""
         sizes = {symbol: values[i].shape[d] for (i, d), symbol in self._open.items()}
-        return all(bool(guard.expr.subs(sizes)) for guard in self._guards)
+        alike = all(values[i].shape[d] == sizes[symbol] for (i, d), symbol in self._open.items())
+        return alike and all(bool(guard.expr.subs(sizes)) for guard in self._guards)
 
     @property
     def stats(self) -> turbogr_compile.RunStatistics:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import attention, losses, masks, rows
-from .data import LATER, OTHER_WIDTHS, SANE, Sizes
+from .data import LATER, OTHER_COUNTS, OTHER_WIDTHS, SANE, Sizes
 from .draw import VOCABULARY, Draw, slot
 from .program import Line, Program
 
@@ -11,7 +11,9 @@ from .program import Line, Program
 SIZES = (
     (3, 6, 4, 2, 9, 3, 5), (4, 7, 6, 2, 9, 2, 4), (6, 6, 6, 3, 9, 6, 6), (4, 4, 4, 4, 9, 4, 4), 
     (2, 4, 8, 1, 9, 3, 4), (1, 5, 4, 2, 9, 2, 3), (5, 1, 4, 2, 9, 1, 2), (3, 9, 4, 2, 9, 3, 5), (5, 4, 4, 1, 9, 5, 6), 
-    (2, 2, 2, 1, 9, 2, 2), (9, 9, 4, 2, 9, 4, 9), (4, 8, 2, 2, 12, 3, 3),
+    (2, 2, 2, 1, 9, 2, 2), (9, 9, 4, 2, 9, 4, 9), (4, 8, 2, 2, 12, 3, 3), (3, 5, 1, 1, 9, 2, 3), (4, 6, 4, 2, 9, 1, 1), 
+    (9, 9, 9, 3, 9, 9, 9), (3, 3, 3, 3, 3, 3, 3), (1, 1, 4, 2, 9, 1, 1), (6, 3, 6, 2, 12, 6, 3),
+    (3, 12, 4, 2, 6, 12, 12),
 )  # fmt: skip
 HOSTILE, GENTLE = 0.5, 0.08  # share of what is unusual
 LONG = (2, 270, 2, 1, 9, 3, 4)  # more columns than narrow types count exactly
@@ -22,6 +24,9 @@ ATTACKS = {
     "cids": ("some-empty",),
     "lens": ("empty",),
     "ema": ("full",),
+    "maskf": ("grey",),
+    "maski": ("grey",),
+    "masku": ("grey",),
 }
 RETURNED = slot(
     "returned", {"nothing": (), "rows": ("x",), "zeroed": ("z",), "probabilities": ("p",), "logits": ("l",)}
@@ -31,9 +36,15 @@ MIDDLE = slot("middle", {
     "zeroed": rows.zeroed,
 })  # fmt: skip
 # Where a forced word of a slot can occur.
-_WEIGHTS = ("scores", "heads", "score-step", "activation", "probability", "values", "hide", "minus-infinity", "seen")
+_WEIGHTS = (
+    "keys-from", "scores", "heads", "score-step", "activation", "probability", "values", "hide", "minus-infinity",
+    "seen", "aside",
+)  # fmt: skip
 _ATTENTION = (*_WEIGHTS, "attend", "sdpa", "mha", "cross")
-_MIDDLE_OF = {**dict.fromkeys(_ATTENTION, "attention"), **{w: w for w in ("rowwise", "move", "spread", "zeroed")}}
+_MIDDLE_OF = {
+    **dict.fromkeys(_ATTENTION, "attention"),
+    **{w: w for w in ("rowwise", "move", "spread", "zeroed")},
+}
 _ATTEND_OF = {**dict.fromkeys(_WEIGHTS, "by-hand"), "sdpa": "sdpa", "mha": "mha", "cross": "cross"}
 
 
@@ -50,7 +61,7 @@ def generate(seed: int, force: str = "", loud: float = 1.0, hostility: float = H
         b, n, d, h, v, k, m = LONG
     pad = 0 if chosen.random() < 0.85 or force == "valid:gt" else v - 1
     opened = 3 <= n < 13 and chosen.random() < 0.12
-    sizes = Sizes(b, n, d, h, v, k, m, pad, opened)
+    sizes = Sizes(b, n, d, h, v, k, m, pad, opened, many=b >= 3 and chosen.random() < 0.1)
     g = Draw(seed, sizes, force, hostility)
     x = rows.entry(g)
     v_ = masks.valid(g)
@@ -60,6 +71,7 @@ def generate(seed: int, force: str = "", loud: float = 1.0, hostility: float = H
         if g.hostile(0.25):
             v_ = masks.valid(g)
     loss = _loss(g, x, v_)
+    loss = _aside(g, loss)
     outputs = _outputs(g, x, v_)
     if g.hostile(0.06) or force == "spread:ema-buffer":
         g.lines.append(Line("ema0", f"ema.mul_(0.9).add_({x}.detach().mean((0, 1)) * 0.1)"))
@@ -97,6 +109,28 @@ def _loss(g: Draw, x: str, v: str) -> str:
     return loss
 
 
+# What an attention leaves behind is read once more: {p} its weights, {s} its scores.
+ASIDE = slot(
+    "aside",
+    {
+        "weights": "{loss} + {p}.square().mean() * 0.1",
+        "entropy": "{loss} - ({p} * ({p} + 1e-3).log()).nan_to_num().sum() * 0.01",
+        "of-first-query": "{loss} + {p}[:, 0].sum() * 0.1",
+        "column-sums": "{loss} + {p}.sum(-2).square().sum() * 0.01",
+        "scores": "{loss} + {s}.clamp(-5, 5).mean() * 0.1",
+        "detached": "{loss} * (1 + {p}.detach().amax().nan_to_num().clamp(0, 1))",
+    },
+)
+
+
+def _aside(g: Draw, loss: str) -> str:
+    made = {kind: [line.name for line in g.lines if line.name.rstrip("0123456789") == kind] for kind in "ps"}
+    if not all(made.values()) or not (g.forced("aside") or g.hostile(0.12)):
+        return loss
+    text = g.word("aside", ASIDE)
+    return g.let("loss", text.format(loss=loss, p=g.one(*made["p"]), s=g.one(*made["s"])))
+
+
 def _outputs(g: Draw, x: str, v: str) -> tuple[str, ...]:
     kind = g.word("returned", RETURNED, ("nothing", "nothing", "nothing"), 0.25)
     if kind == ("z",):
@@ -113,6 +147,8 @@ def _kinds(g: Draw) -> tuple[str, ...]:
     kinds = list(dict.fromkeys([g.one(*SANE), *later[:4], *aimed]))
     if g.sizes.open:
         kinds += OTHER_WIDTHS
+    if g.sizes.many:
+        kinds += OTHER_COUNTS
     if g.hostile(0.2):
         kinds.append("bad-id")
     return tuple(kinds)

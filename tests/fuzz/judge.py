@@ -21,13 +21,14 @@ import torch
 import turbogr_compile
 
 from . import data
-from .explain import SHAKES, SLACK, Shaken, strong_zeros
+from .explain import SHAKES, SLACK, Shaken, products, strong_zeros
 from .fast import Fast
 from .program import Program
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-5, torch.float16: 3e-2, torch.bfloat16: 2e-1}
 WRONG = ("crash", "different", "nan", "raises")  # the worst first
 EXPLAINED = ("assumed", "rounding")
+LARGEST_SCORE = 4096.0  # assumption A
 ABSURD = 1e60  # numbers beyond are the lowest float with something multiplied to it: no digit of them means anything
 _DEGREES = (*WRONG, *EXPLAINED)
 Run = Callable[..., Any]
@@ -50,9 +51,9 @@ class Verdict:
     """How turbogr did on a program.
 
     status: same; wrong by degrees: crash, different, nan (eager alone is not a number somewhere), raises (eager alone
-    raises); explained: assumed (assumption D of docs/soundness.md does not hold), rounding (the program magnifies it);
-    pass-error (a pass was dropped; results are right), refused (no graph was captured); or invalid (eager itself cannot
-    run the first batch: nothing was asked).
+    raises); explained: assumed (assumption A or D of docs/soundness.md does not hold), rounding (the program magnifies
+    it); pass-error (a pass was dropped; results are right), refused (no graph was captured); or invalid (eager itself
+    cannot run the first batch: nothing was asked).
     """
 
     status: str
@@ -223,19 +224,23 @@ def tolerance_of(computes_in: set[torch.dtype]) -> float:
 
 def explained(
     found: tuple[str, str, float], step: tuple[Run, Sequence[str], Sequence[torch.Tensor]], expected: Outcome,
-    actual: Outcome, tolerance: float, kind: str,
+    actual: Outcome, tolerance: float,
 ) -> tuple[str, str, float]:  # fmt: skip
     """The verdict, or what explains it."""
     if found[0] not in ("different", "nan") or _types(expected) != _types(actual):
         return found
     if _is_rounding(step, expected, actual, tolerance):
         return "rounding", found[1], 0.0
-    if kind in data.NOT_FINITE:  # inputs are checked to be finite
+    with products() as seen:
+        outcome(*step)
+    if seen.largest > LARGEST_SCORE:
+        return "assumed", f"a product of {seen.largest:.0e}, assumption A; {found[1]}", 0.0
+    if not all(_finite(x) for x in step[2] if x.is_floating_point()):  # inputs are checked to be finite
         return found
     with strong_zeros():
         strong = outcome(*step)
     if strong.error is None and compare(_either(expected, strong, actual), actual, tolerance)[0] == "same":
-        return "assumed", found[1], 0.0
+        return "assumed", f"zero times infinity, assumption D; {found[1]}", 0.0
     return found
 
 
@@ -292,11 +297,18 @@ def judge(program: Program, **options: Any) -> Verdict:
         return _judge_fast(program, fn, batches, expected, options)
 
 
+def open_dims(program: Program) -> dict[str, tuple[int, ...]]:
+    """Of each input, dims whose sizes are symbols."""
+    columns = data.OF_COLUMNS if program.sizes.open else {}
+    sequences = data.OF_SEQUENCES if program.sizes.many else {}
+    return {n: (*sequences.get(n, ()), *columns.get(n, ())) for n in program.arguments}
+
+
 def _judge_fast(
     program: Program, fn: Run, batches: list[list[torch.Tensor]], expected: list[Outcome], options: dict[str, Any]
 ) -> Verdict:
     names = program.arguments
-    opened = {n: d for n, d in data.OF_COLUMNS.items() if n in names} if program.sizes.open else {}
+    opened = open_dims(program)
     options = {"on_error": "fallback", **options}
     try:
         compiled = Fast(fn, names, batches[0], open_dims=opened, **options)
@@ -308,8 +320,7 @@ def _judge_fast(
     for number, (batch, wanted) in enumerate(zip(batches, expected, strict=True)):
         got = outcome((others[number] or compiled).run, names, batch)
         found = compare(wanted, got, tolerance)
-        kind = program.kinds[number]
-        _note(verdict, number, *explained(found, (fn, names, batch), wanted, got, tolerance, kind))
+        _note(verdict, number, *explained(found, (fn, names, batch), wanted, got, tolerance))
     verdict.calls = compiled.stats.calls
     verdict.fallbacks = dict(compiled.stats.fallbacks)
     verdict.packed_calls = verdict.calls - sum(verdict.fallbacks.values())
@@ -345,7 +356,7 @@ def confirm(program: Program, **options: Any) -> Verdict:
             batch = inputs(program, number)
             wanted, got = outcome(fn, names, batch), outcome(compiled, names, batch)
             found = compare(wanted, got, tolerance)
-            _note(verdict, number, *explained(found, (fn, names, batch), wanted, got, tolerance, program.kinds[number]))
+            _note(verdict, number, *explained(found, (fn, names, batch), wanted, got, tolerance))
         verdict.calls = sum(s.calls for s in turbogr_compile.statistics())
         verdict.packed_calls = verdict.calls - sum(sum(s.fallbacks.values()) for s in turbogr_compile.statistics())
         del compiled

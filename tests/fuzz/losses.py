@@ -118,6 +118,52 @@ OVER_ROWS = slot(
         "half-loss": "({l}.logsumexp(-1).half().double() * {n}).sum()",
         "int-count": "({l}.logsumexp(-1) * {v}).sum() / {v}.sum().clamp(min=1).int()",
         "norm": "(({x} * {v}[..., None]).norm(dim=-1) + 1e-3).log().mul({n}).sum()",
+        "ce-ignore-other": "F.cross_entropy({l}.flatten(0, 1), tgt.flatten(), ignore_index=2)",
+        "ce-by-sequence": (
+            "((F.cross_entropy({l}.flatten(0, 1), tgt.flatten(), reduction='none').view(B, N) * {n}).sum(1) / "
+            "{n}.sum(1).clamp(min=1)).mean()"
+        ),
+        "ce-discounted": (
+            "(F.cross_entropy({l}.transpose(1, 2), tgt, reduction='none', ignore_index=0) * 0.9 ** "
+            "torch.arange(N)).sum()"
+        ),
+        "ce-over-labels": (
+            "F.cross_entropy({l}.flatten(0, 1), tgt.flatten(), ignore_index=0, reduction='sum') / (tgt != "
+            "0).sum().clamp(min=1)"
+        ),
+        "ce-two-shifts": (
+            "F.cross_entropy({l}[:, :-1].flatten(0, 1), tgt[:, 1:].flatten(), ignore_index=0, reduction='sum') + "
+            "F.cross_entropy({l}[:, :-2].flatten(0, 1), tgt[:, 2:].flatten(), ignore_index=0, reduction='sum') * 0.3"
+        ),
+        "ce-half": "F.cross_entropy({l}.flatten(0, 1).half(), lab.flatten()).double()",
+        "ce-float": "F.cross_entropy({l}.float().flatten(0, 1), lab.flatten()).double()",
+        "ce-clamped": "F.cross_entropy({l}.flatten(0, 1), (ids - 1).clamp(min=-1).flatten(), ignore_index=-1)",
+        "ce-rows-by-index": (
+            "F.cross_entropy({l}.flatten(0, 1).index_select(0, {v}.flatten().nonzero().flatten()), "
+            "tgt.flatten().index_select(0, {v}.flatten().nonzero().flatten()))"
+        ),
+        "ce-where-logits": "F.cross_entropy(torch.where({v}[..., None], {l}, 0.0).flatten(0, 1), tgt.flatten())",
+        "in-batch-rows": (
+            "F.cross_entropy(({x} @ E[tgt].flatten(0, 1).T).flatten(0, 1), torch.where({v}.flatten(), "
+            "torch.arange(B * N), -100))"
+        ),
+        "in-batch-masked": (
+            "F.cross_entropy(({x} @ E[tgt].flatten(0, 1).T).masked_fill(~{v}.flatten(), -1e9).flatten(0, 1), "
+            "torch.where({v}.flatten(), torch.arange(B * N), -100))"
+        ),
+        "triplet": "(F.triplet_margin_loss({x}, E[tgt], E[neg[..., 0]], reduction='none') * {v}).sum()",
+        "gaussian": "(F.gaussian_nll_loss({x} @ w, y, ({x} @ gain).square() + 0.1, reduction='none') * {n}).sum()",
+        "focal": (
+            "(((1 - {l}.softmax(-1).gather(-1, tgt[..., None])) ** 2 * -{l}.log_softmax(-1).gather(-1, tgt[..., "
+            "None])).squeeze(-1) * {v}).sum()"
+        ),
+        "contrastive": (
+            "-(F.normalize({x}, dim=-1) @ F.normalize(E, dim=-1).T / 0.2).log_softmax(-1).gather(-1, tgt[..., "
+            "None]).squeeze(-1).masked_fill(~{v}, 0.0).sum()"
+        ),
+        "byte-weights": "({l}.logsumexp(-1) * ({v}.byte() * 200 + {v}.byte() * 100)).sum()",
+        "smooth": "(({x}[:, 1:] - {x}[:, :-1]).square().sum(-1) * ({v}[:, 1:] & {v}[:, :-1])).sum()",
+        "pairs-of-rows": "((({x} @ {x}.mT).sigmoid()) * ({v}[:, :, None] & {v}[:, None, :])).sum()",
         "multi-margin": (
             "(F.multi_margin_loss({l}.flatten(0, 1), tgt.flatten(), reduction='none') * {v}.flatten()).sum()"
         ),
@@ -178,6 +224,22 @@ READOUT = slot(
         "count": "{x}[:, 0] * {v}.sum(1, keepdim=True)",
         "norm": "({x} * {v}[..., None]).norm(dim=1)",
         "prod": "(1 + 0.1 * {x} * {v}[..., None]).prod(1)",
+        "index-add": "torch.zeros(B, D).index_add(0, {v}.nonzero()[:, 0], {x}[{v}])",
+        "last-valid": "{x}[torch.arange(B), (torch.arange(N) * {v}).argmax(1)]",
+        "last-two": "{x}.gather(1, (last[:, None] - torch.arange(2)).clamp(min=0)[..., None].expand(B, 2, D)).mean(1)",
+        "first-valid": "{x}.gather(1, {v}.long().argmax(1)[:, None, None].expand(B, 1, D))[:, 0]",
+        "fancy-minus-one": "{x}[torch.arange(B), torch.full((B,), -1)]",
+        "einsum-mean": "torch.einsum('bn,bnd->bd', {n}.double() / {n}.sum(1, keepdim=True).clamp(min=1), {x})",
+        "matmul-mask": "({n}.double().unsqueeze(1) @ {x}).squeeze(1)",
+        "bmm-mask": "torch.bmm({x}.transpose(1, 2), {n}.double().unsqueeze(2)).squeeze(2)",
+        "nanmean": "{x}.masked_fill(~{v}[..., None], float('nan')).nanmean(1).nan_to_num()",
+        "sorted": "({x} * {v}[..., None]).sort(1).values[:, -1]",
+        "quantile": "({x} * {v}[..., None]).quantile(0.5, dim=1)",
+        "attention-of-label": (
+            "((F.embedding(label, E2)[:, None] @ {x}.mT).masked_fill(~{v}[:, None], -1e9).softmax(-1) @ {x})[:, 0]"
+        ),
+        "weighted": "({x} * wts[..., None]).sum(1) / wts.sum(1, keepdim=True).clamp(min=1e-3)",
+        "decayed": "({x} * {v}[..., None] * 0.8 ** (N - 1 - torch.arange(N))[:, None]).sum(1)",
     },
 )
 COMMON_READOUT = (
@@ -214,7 +276,7 @@ OVER_SEQUENCES = slot(
 def over_rows(g: Draw, x: str, v: str) -> str:
     text = g.word("loss", OVER_ROWS, COMMON_LOSS, 0.5)
     n = number(g, v) if "{n}" in text else ""
-    logits = g.let("l", f"{x} @ W") if "{l}" in text else ""
+    logits = g.let("l", g.one(f"{x} @ W", f"{x} @ W", f"{x} @ E.T", f"F.linear({x}, E)")) if "{l}" in text else ""
     return g.let("loss", text.format(x=x, l=logits, v=v, n=n, pad=g.sizes.pad, P=outer(g.columns("P"))))
 
 

@@ -165,14 +165,36 @@ SEEN = slot(
         "buffer": "({trif} == 0) & {v}[{k}]",
         "transposed": "{tri}.T & {v}[{k}]",
         "flipped": "{tri}.flip(0) & {v}[{k}]",
+        "same-or-before": "(ids[{q}] == ids[{k}]) | ({tri} & {v}[{k}])",
+        "not-same-id": "(ids[{q}] != ids[{k}]) & {v}[{k}]",
+        "lens-of-query": "(torch.arange(N) < lens[{b}]) & (torch.arange(N)[:, None] < lens[{b}])",
+        "strided": "((torch.arange(N)[:, None] - torch.arange(N)) % 2 == 0) & {tri} & {v}[{k}]",
+        "dilated": "((torch.arange(N)[:, None] - torch.arange(N)) % 3 == 0) & {v}[{k}]",
+        "one-step": "(torch.arange(N)[:, None] - torch.arange(N) == 1) & {v}[{k}]",
+        "sum-below": "(torch.arange(N)[:, None] + torch.arange(N) < N) & {v}[{k}]",
+        "halves": "((torch.arange(N)[:, None] < N // 2) == (torch.arange(N) < N // 2)) & {v}[{k}]",
+        "ones-tril-lower": "torch.ones(N, N, dtype=torch.bool).tril(-1) | torch.eye(N, dtype=torch.bool) & {v}[{k}]",
+        "keys-rolled": "{v}.roll(1, 1)[{k}]",
+        "queries-or-keys": "{v}[{k}] | {v}[{q}]",
+        "byte-product": "({v}.byte()[{q}] * {v}.byte()[{k}] * {tri}.byte()).bool()",
+        "byte-wraps": "({v}.byte()[{q}] + {v}.byte()[{k}] * 255) == 0",
+        "lens-window": "(torch.arange(N)[:, None] - torch.arange(N) < lens[{b}]) & {tri} & {v}[{k}]",
+        "time-window": "((times[{q}] - times[{k}]).abs() < 25) & {v}[{k}]",
+        "cat-of-parts": "torch.cat([torch.ones(N, 1, dtype=torch.bool), {tri}[:, 1:]], 1) & {v}[{k}]",
+        "trif-finite": "torch.isfinite({trif}) & {v}[{k}]",
+        "int-triangle": "({tri}.long() * {v}.long()[{k}]).bool()",
     },
 )
 COMMON_SEEN = ("keys", "keys", "causal", "causal-keys", "causal-keys", "both-sides", "ones-tril-keys", "arange")
 
 
 def seen(g: Draw, v: str, heads: bool) -> str:
+    name = "ah" if heads else "a"
+    before = [line.name for line in g.lines if line.name.rstrip("0123456789") == name]
+    if before and g.chance(0.3) and not g.forced("seen"):
+        return g.one(*before)  # layers share their masks
     text = g.word("seen", SEEN, COMMON_SEEN, 0.6)
-    return g.let("a", text.format(**places(g, v, heads)))
+    return g.let(name, text.format(**places(g, v, heads)))
 
 
 def places(g: Draw, v: str, heads: bool) -> dict[str, str]:
@@ -181,7 +203,8 @@ def places(g: Draw, v: str, heads: bool) -> dict[str, str]:
     return {
         "v": v, "q": ":, None, :, None" if heads else ":, :, None", "k": ":, None, None, :" if heads else ":, None, :",
         "tri": outer(g.columns("tri", 2)), "trif": outer(g.columns("trif", 2)), "pairs": f"pairs{wide}",
-        "pairsf": f"pairsf{wide}", "full": "B, 1, N, N" if heads else "B, N, N",
+        "pairsf": f"pairsf{wide}", "b": ":, None, None, None" if heads else ":, None, None",
+        "full": "B, 1, N, N" if heads else "B, N, N",
     }  # fmt: skip
 
 
@@ -258,6 +281,24 @@ HIDE = slot(
         "tensor-fill": "{s}.masked_fill(~{a}, one * -1e9)",
         "by-index": "{s}.index_fill(-1, torch.full((1,), N - 1), -1e9).masked_fill(~{a}, -1e9)",
         "swallowed": "({s} + (~{a}).double() * -1e9) + 1e9",
+        "half-lowest": "{s}.half().masked_fill(~{a}, torch.finfo(torch.float16).min).double()",
+        "half-inf": "{s}.half().masked_fill(~{a}, float('-inf')).double()",
+        "half-sum": "({s}.half() + (~{a}).half() * -65504.0).double()",
+        "bfloat16-sum": "({s}.bfloat16() + (~{a}).bfloat16() * -1e9).double()",
+        "float-sum": "({s}.float() + (~{a}).float() * -1e9).double()",
+        "lowest-twice": "{s} + (~{a}).double() * torch.finfo(torch.float64).min + (~{a2}).double() * -1e300",
+        "xor": "{s}.masked_fill({a} ^ {a2}, {c})",
+        "either": "{s}.masked_fill(~({a} | {a2}), {c})",
+        "softly": "{s} + torch.where({a}, 0.0, -30.0)",
+        "sliced": "torch.cat([{s}[..., :1], {s}[..., 1:].masked_fill(~{a}.expand({s}.shape)[..., 1:], {c})], -1)",
+        "twice-flipped": "{s}.flip(-1).masked_fill(~{a}.expand({s}.shape).flip(-1), {c}).flip(-1)",
+        "triu-added": "{s} + torch.full((N, N), {c}).triu(1) + (~{a}).double() * {small}",
+        "times-mask": "{s} * {a} + (~{a}).double() * {small}",
+        "minus-square": "{s} - 1e5 * (1 - {a}.double()) ** 2",
+        "int-mask-sum": "{s} + ({a}.long() + {a2}.long() - 2) * 1e6",
+        "clamped-mask": "{s} + ({a}.long() + {a2}.long() - 1).clamp(min=-1, max=0) * 1e6",
+        "less-than-zero": "torch.where({a}.double() - 0.5 < 0, {c}, {s})",
+        "by-lens": "{s}.masked_fill(torch.arange(N) >= lens.clamp(min=1)[{lens}], {c})",
         "batch-bias": "{s} + (pairsf{wide} - 1) * 1e9",
         "buffer-add": "{s} + {trif}",
         "both-adds": "{s} + {trif} + (~{a}).double() * {small}",
@@ -290,6 +331,7 @@ def hide(g: Draw, s: str, a: str, v: str, heads: bool) -> str:
     given = {"s": s, "a": outer(a), "a2": outer(a2), "n": n, "c": c, "small": g.one(*FINITE)}
     over = {
         "wide": "[:, None]" if heads else "",
+        "lens": ":, None, None, None" if heads else ":, None, None",
         "tri": outer(g.columns("tri", 2)),
         "trif": outer(g.columns("trif", 2)),
     }

@@ -60,15 +60,18 @@ class Program:
 
     @property
     def body(self) -> str:
-        first = [f"{self._open_on}"] if self.sizes.open else []
+        first = [
+            *self._open(self.sizes.open, "N", data.OF_COLUMNS),
+            *self._open(self.sizes.many, "B", data.OF_SEQUENCES),
+        ]
         lines = first + [f"{line.name} = {line.text}" for line in self.lines]
         result = f"return {', '.join([self.loss, *self.outputs])}"
         return "\n".join(f"    {line}" for line in [*lines, result])
 
-    @property
-    def _open_on(self) -> str:
-        by = next((n for n in self.arguments if n in data.OF_COLUMNS), None)
-        return f"N = {by}.shape[{data.OF_COLUMNS[by][0]}]" if by else "pass"
+    def _open(self, is_open: bool, name: str, dims: dict[str, tuple[int, ...]]) -> list[str]:
+        """Where the size is read from."""
+        by = next((n for n in self.arguments if n in dims), None)
+        return [f"{name} = {by}.shape[{dims[by][0]}]"] if is_open and by else []
 
     @property
     def text(self) -> str:
@@ -81,10 +84,10 @@ class Program:
         return hashlib.sha1(self.text.encode()).hexdigest()[:10]
 
     def script(self, title: str = "") -> str:
-        names = [f.name for f in fields(Sizes) if f.name not in ("pad", "open")]
+        names = [f.name for f in fields(Sizes) if f.name not in ("pad", "open", "many")]
         call = f"{', '.join(f'{n}={n}' for n in names)}, seed={self.seed}, batches={list(self.kinds)}"
-        for name, value in (("pad", self.sizes.pad), ("open", self.sizes.open), ("loud", self.loud)):
-            if value != {"pad": 0, "open": False, "loud": 1.0}[name]:
+        for name, value in (*((n, getattr(self.sizes, n)) for n in ("pad", "open", "many")), ("loud", self.loud)):
+            if value != {"pad": 0, "open": False, "many": False, "loud": 1.0}[name]:
                 call += f", {name}={value}"
         numbers = ", ".join(str(getattr(self.sizes, n)) for n in names)
         title = title.replace("\\", "\\\\").replace('"""', "'''")

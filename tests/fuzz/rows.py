@@ -40,6 +40,14 @@ ENTRY = slot(
         "zero-row": "F.embedding(ids, torch.cat([torch.zeros(1, D), E[1:]]))",
         "take": "torch.take_along_dim(E, ids.reshape(-1, 1).expand(-1, D), 0).view(B, N, D)",
         "gathered": "E.gather(0, ids.reshape(-1, 1).expand(-1, D)).view(B, N, D)",
+        "byte-ids": "F.embedding(ids.byte().long(), E)",
+        "hashed": "F.embedding((ids * 7 + 3) % V, E)",
+        "of-pairs": "F.embedding(ids * (V - 1) // V, E) + F.embedding(pos % V, E2)",
+        "bag-function": "F.embedding_bag(neg.flatten(0, 1), E, mode='sum').view(B, N, D)",
+        "positions-from-the-end": "F.embedding(ids, E) + {P}[(lens[:, None] - 1 - torch.arange(N)).clamp(0, N - 1)]",
+        "positions-counted": "F.embedding(ids, E) + {P}[((ids != {pad}).cumsum(1) - 1).clamp(min=0)]",
+        "negative-index": "E[ids - V]",
+        "half": "F.embedding(ids, E.half()).double()",
     },
 )
 COMMON_ENTRY = ("embedding", "embedding", "padding-idx", "index", "positions", "given-positions", "features-added")
@@ -123,6 +131,27 @@ ROWWISE = slot(
         "leaky": "F.leaky_relu({x}, 0.3)",
         "cosine": "{x} * F.cosine_similarity({x}, {x} @ Q, dim=-1)[..., None]",
         "select-scatter": "{x}.select_scatter({x}[..., 0] * 2, -1, 0)",
+        "views-of-views": "{x}.view(B, N, D, 1).transpose(1, 2).flatten(2).view(B, D, N).mT",
+        "features-first": "{x}.permute(2, 0, 1).reshape(D, B * N).t().view(B, N, D)",
+        "widened-and-back": "{x}[:, :, None].expand(B, N, 3, D).reshape(B, N * 3, D)[:, ::3]",
+        "diagonal": "({x} @ Q)[:, :, None].expand(B, N, N, D).diagonal(dim1=1, dim2=2).transpose(1, 2)",
+        "diagonal-of-pairs": "({x}[:, :, None] + {x}[:, None]).diagonal(dim1=1, dim2=2).transpose(1, 2)",
+        "interleaved": "torch.stack([{x}, {x} @ Q], 2).flatten(1, 2)[:, 1::2]",
+        "packed-by-hand": "torch.zeros(B, N, D).masked_scatter({v}[..., None], {x}[{v}] @ Q)",
+        "packed-and-put-back": "torch.zeros(B, N, D).index_put({v}.nonzero(as_tuple=True), {x}[{v}] @ Q)",
+        "written-where-valid": "{x}.masked_scatter({v}[..., None], {x}[{v}].tanh())",
+        "float-norm": "F.layer_norm({x}.float(), (D,), gain.float(), off.float(), 1e-3).double()",
+        "bfloat16": "({x}.bfloat16() @ Q.bfloat16()).double() * 0.1 + {x}",
+        "shared-weight": "({x} @ Q) @ Q.T",
+        "embedding-as-weight": "({x} @ E.T).softmax(-1) @ E",
+        "where-valid": "torch.where({v}[..., None], {x} @ Q, {x})",
+        "fill-then-use": "{x}.masked_fill(~{v}[..., None], 2.0) @ Q",
+        "experts": "(torch.stack([{x} @ Q, {x} @ O], -1) * ({x} @ W[:, :2]).softmax(-1)[:, :, None]).sum(-1)",
+        "argmax-features": "{x} * F.one_hot({x}.argmax(-1), D)",
+        "unfold-features": "{x}.unfold(-1, 1, 1).squeeze(-1)",
+        "bilinear": "torch.einsum('bnd,bne,de->bnd', {x}, {x}, Q)",
+        "matmul-left": "(Q.T @ {x}.mT).mT",
+        "divided-by-count": "{x} / {v}.sum().clamp(min=1)",
         "masked-by-self": "{x} * ({x}.sum(-1, keepdim=True) > 0)",
         "group-norm": "F.group_norm({x}.reshape(B * N, D), 1).view(B, N, D)",
         "median": "{x} - {x}.median(-1, keepdim=True).values",
@@ -185,6 +214,30 @@ MOVE = slot(
         "permuted-weights": "({x} * wts[:, perm][..., None] * {v}[..., None])[:, perm]",
         "sequences-as-rows": "{x}.transpose(0, 1).reshape(B, N, D)",
         "index-copy": "{x}.index_copy(1, perm[:1], {x}[:, :1])",
+        "negative-both": "torch.cat([{x}[:, -1:], {x}[:, -N:-1]], 1)",
+        "slice-beyond": "F.pad({x}[:, -2 * N:N - 1], (0, 0, 1, 0))",
+        "step-three": "F.pad({x}[:, 1::3], (0, 0, 0, N - len(range(1, N, 3))))",
+        "roll-far": "{x}.roll(N + 1, 1)",
+        "roll-both": "{x}.roll((1, -1), (0, 1))",
+        "flip-twice": "{x}.flip(1).roll(1, 1).flip(1)",
+        "token-in-front": "torch.cat([w.expand(B, 1, D), {x}], 1)[:, 1:]",
+        "token-shifts": "torch.cat([w.expand(B, 1, D), {x}], 1)[:, :-1]",
+        "pad-both-ends": "F.pad({x}, (0, 0, 1, 1))[:, 2:]",
+        "pad-negative": "F.pad({x}, (0, 0, -1, 1)) if N > 1 else {x}",
+        "split": "torch.cat([*{x}.split(max(1, N // 2), 1)][::-1], 1)",
+        "tensor-split": "torch.cat({x}.tensor_split(2, 1)[::-1], 1)",
+        "unflatten-columns": "{x}.unflatten(1, (N // 2, 2)).flip(2).flatten(1, 2) if N % 2 == 0 else {x}",
+        "transposed-squares": "{x}.mT.reshape(B, N, D)",
+        "gather-reversed": "{x}.gather(1, (N - 1 - pos)[..., None].expand(B, N, D))",
+        "fancy-both": "{x}[torch.arange(B)[:, None], pos]",
+        "fancy-negative": "{x}[torch.arange(B)[:, None], pos - N]",
+        "fancy-flat": "{x}.flatten(0, 1)[(torch.arange(B)[:, None] * N + pos).flatten()].view(B, N, D)",
+        "sequences-permuted": "{x}[torch.arange(B - 1, -1, -1)]",
+        "scatter-add": "torch.zeros(B, N, D).scatter_add(1, (pos // 2)[..., None].expand(B, N, D), {x})",
+        "rotated": (
+            "torch.cat([-{x}[..., D // 2:], {x}[..., :D // 2]], -1) * torch.arange(N)[:, None].double().cos() + {x}"
+        ),
+        "max-pool": "F.max_pool1d(F.pad({x}.mT, (1, 0)), 2, 1).mT",
     },
 )
 
@@ -223,6 +276,23 @@ SPREAD = slot(
         "prod": "{x} * (1 + {x} * {v}[..., None]).prod(1, keepdim=True).tanh()",
         "any": "{x} * ({x} > 1).any(1, keepdim=True)",
         "ema-buffer": "{x} - ema",
+        "scatter-by-id": "{x} + torch.zeros(V, D).index_add(0, ids.flatten(), {x}.flatten(0, 1))[ids] * 0.1",
+        "same-id-mean": "(ids[:, :, None] == ids[:, None, :]).double() @ ({x} * {v}[..., None]) * 0.2 + {x}",
+        "cumsum-mean": "{x} + {x}.masked_fill(~{v}[..., None], 0.0).cumsum(1) / {v}.cumsum(1).clamp(min=1)[..., None]",
+        "masked-deviation": (
+            "{x} / (({x} * {n}[..., None]).square().sum(1, keepdim=True) / {n}.sum(1).clamp(min=1)[:, None, None] + "
+            "1).sqrt()"
+        ),
+        "first-valid": "{x} + {x}[torch.arange(B), {v}.long().argmax(1)][:, None]",
+        "total-of-batch": "{x} / ({x} * {v}[..., None]).sum().abs().clamp(min=1)",
+        "linear-attention": "{x} + ({x} @ Q) @ ((({x} @ Kw) * {v}[..., None]).mT @ {x}) * 0.1",
+        "linear-attention-softmax": (
+            "{x} + ({x} @ Q).softmax(-1) @ (({x} @ Kw).masked_fill(~{v}[..., None], -1e9).softmax(1).mT @ {x})"
+        ),
+        "latent-queries": (
+            "{x} + ((E[:2] @ {x}.mT).masked_fill(~{v}[:, None], -1e9).softmax(-1) @ {x}).mean(1, keepdim=True)"
+        ),
+        "gram": "{x} + {x} @ (({x} * {n}[..., None]).mT @ {x}) * 0.05",
         "pool-weights": "{x} + (({x} @ w).masked_fill(~{v}, -1e9).softmax(1).unsqueeze(-1) * {x}).sum(1, keepdim=True)",
     },
 )
@@ -245,7 +315,7 @@ def zeroed(g: Draw, x: str, v: str) -> str:
 
 def rowwise(g: Draw, x: str, v: str) -> str:
     text = g.word("rowwise", ROWWISE, COMMON_ROWWISE, 0.7)
-    return g.let("x", text.format(x=x, P=outer(g.columns("P"))))
+    return g.let("x", text.format(x=x, v=v, P=outer(g.columns("P"))))
 
 
 def move(g: Draw, x: str, v: str) -> str:

@@ -90,7 +90,7 @@ def test_rounding_that_the_program_magnifies_is_told_from_a_fault():
         wanted = outcome(*step)
         for off, verdict in ((1e-7, "rounding"), (1e-3, "different")):
             got = Outcome({n: v * (1 + off) for n, v in wanted.values.items()})
-            assert explained(compare(wanted, got, 1e-9), step, wanted, got, 1e-9, "right")[0] == verdict
+            assert explained(compare(wanted, got, 1e-9), step, wanted, got, 1e-9)[0] == verdict
 
 
 def test_an_open_size_that_tracing_closed_is_compiled_anew():
