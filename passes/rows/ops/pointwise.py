@@ -38,6 +38,13 @@ _POLYNOMIALS = tuple(
         "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p",
     )
 )  # fmt: skip
+_POLYNOMIALS = tuple(
+    f"special_{kind}"
+    for kind in (
+        *(f"{shifted}chebyshev_polynomial_{which}" for shifted in ("", "shifted_") for which in "tuvw"),
+        "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p",
+    )
+)  # fmt: skip
 
 
 def broadcast(t: Typing, n: fx.Node) -> Dims | list[Dims | None]:
