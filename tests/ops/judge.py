@@ -125,7 +125,7 @@ def _compared(
     if watch is not None:
         calls = fast.stats.calls - sum(fast.stats.fallbacks.values())
         found["packed"] = calls > 0
-        found["through"] = calls > 0 and bool(watch.looks_up_packed)  # packed before the op, so also in it
+        found["through"] = calls > 0 and watch.looks_up_packed is not False  # packed before the op, so also in it
         found["missed"] = [f"{r.id}: {r.text}" for r in watch.remarks if r.kind.value == "missed"]
         failed = [*watch.failed_passes, *(text for text in found["missed"] if text.startswith("rule-failed"))]
         if failed and found["status"] == "same":

@@ -38,12 +38,14 @@ _POLYNOMIALS = tuple(
         "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p",
     )
 )  # fmt: skip
-_POLYNOMIALS = tuple(
-    f"special_{kind}"
-    for kind in (
-        *(f"{shifted}chebyshev_polynomial_{which}" for shifted in ("", "shifted_") for which in "tuvw"),
-        "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p",
-    )
+# Their fakes can neither broadcast to, nor cast, rows that only the batch counts.
+_PLAIN = (
+    "addcdiv", "addcmul", "lerp", "special_airy_ai", "special_spherical_bessel_j0",
+    *(f"special_{shifted}chebyshev_polynomial_{which}" for shifted in ("", "shifted_") for which in "tuvw"),
+    "special_hermite_polynomial_h", "special_hermite_polynomial_he", "special_laguerre_polynomial_l",
+    "special_legendre_polynomial_p",
+    *(f"special_{kind}{order}" for kind in ("bessel_j", "bessel_y", "modified_bessel_i", "modified_bessel_k",
+      "scaled_modified_bessel_k") for order in (0, 1)),
 )  # fmt: skip
 
 
@@ -62,7 +64,10 @@ def aligned(r: Rowwise, n: fx.Node, s: Space) -> str | None:
 
 
 def packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
-    return e.pointwise(n, chosen)
+    if is_tensor(n):
+        return e.pointwise(n, chosen)
+    args, kwargs = fx.map_arg((n.args, n.kwargs), lambda x: e.packed(x, chosen) if is_tensor(x) else x)
+    return e.call(n.target, *args, **kwargs)
 
 
 def zero_of_zeros(z: Zeros, n: fx.Node) -> Support:
@@ -157,11 +162,14 @@ def _never_zero(z: Zeros, value: Any) -> bool:
 
 
 def _spread(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
-    """Operands in full: the fakes of these ops cannot broadcast to rows that only the batch counts."""
-    sizes = e.kept_sizes(n, chosen.space.axes)
+    """On operands of the result's size, and of its type where they are integers."""
+    sizes, result = e.kept_sizes(n, chosen.space.axes), tensor(n)
+    assert result is not None
 
     def full(x: fx.Node) -> Any:
-        y = e.operand(x, n, chosen)
+        y, value = e.operand(x, n, chosen), tensor(x)
+        if value is not None and value.dtype != result.dtype and not value.dtype.is_floating_point:
+            y = e.call(aten.to.dtype, y, result.dtype)
         has_rows = any(a in chosen.space.axes for a in e.typing.flat(x))
         if has_rows and e.kept_sizes(x, chosen.space.axes) == sizes:
             return y
@@ -203,5 +211,5 @@ row_op("dropout", zeros=_first_zero, **POINTWISE)
 row_op("mul", zeros=_either_zero, **POINTWISE)
 row_op("div", zeros=_numerator_zero, **POINTWISE)
 row_op("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar", "masked_fill", zeros=_filled, **POINTWISE)
-row_op("addcdiv", "addcmul", "lerp", *_POLYNOMIALS, zeros=zero_of_zeros, **{**POINTWISE, "packed": _spread})
+row_op(*_PLAIN, zeros=zero_of_zeros, **{**POINTWISE, "packed": _spread})
 row_op("prelu", models=("self", "weight"), axes=_channel_slopes, mixes=_slopes_mix, packed=first_packed)
