@@ -26,7 +26,7 @@ from .rows.apart import is_gain, take_apart
 from .rows.calls import arg, op, rank_of
 from .rows.deciding import OnRows
 from .rows.emit import Emitter, RuleFailed
-from .rows.emit.ties import reach, tie
+from .rows.emit.ties import Reach, outputs_of, reach, tie
 from .rows.installed import ROW_OPS
 from .rows.program import Program, Rows, RowSet
 from .rows.report import analysis_text
@@ -96,12 +96,17 @@ class PackRows(Pass):
             return emitter
         keep_original(graph)
         original, copies = _copy(graph)
+        inputs = {copy: node for node, copy in copies.items() if node.op == "placeholder"}
+        outputs = [copies.get(x) for x in outputs_of(graph)]
+
+        def reached(surely: bool) -> Reach:
+            return [{inputs[x] for x in found} for found in reach(original, outputs, _trained, surely)]
+
         with ctx.rewrite("pack", *(n for n in copies if n.op == "call_function")):
             with ctx.part("emit"):
-                reached = reach(graph, _trained)
                 emitter = self._emitted(graph, ctx, emitter, found)
                 _erase_unused(graph, emitter)
-                for node, result in tie(graph, reached, reach(graph, _trained)).items():
+                for node, result in tie(graph, reached, reach(graph, outputs_of(graph), _trained)).items():
                     emitter.origin[node] = emitter.origin.get(result, result)
             with ctx.part("program"):
                 program = emitter.program(original, copies) if emitter.homes else None

@@ -80,6 +80,9 @@ CANCELLED = {
     "a number added to all scores": "s = x @ x.mT + sink[0]",
     "a number of each query": "s = x @ x.mT + (x @ w)[..., None]",
     "scores times zero": "s = (x @ Q) @ x.mT * 0.0",
+    # … and none where no gradient comes back.
+    "zeros in the shape of something": "s = x @ x.mT + torch.zeros_like(x @ Q)[..., :1]",
+    "several things": "s = x @ x.mT + torch.zeros_like(x @ Q)[..., :1] + sink[0] + (x @ w)[..., None]",
 }
 
 

@@ -74,6 +74,13 @@ def test_random_and_impure_ops(graph):
     assert not _torch.is_random(relu) and not relu.is_impure()
 
 
+def test_ops_that_let_gradients_through(graph):
+    (random,) = graph.find_nodes(op="call_function", target=aten.rand_like.default)
+    (relu,) = graph.find_nodes(op="call_function", target=aten.relu.default)
+    (x,) = graph.find_nodes(op="placeholder")[-1:]
+    assert _torch.carries_gradient(relu, x) and not _torch.carries_gradient(random, x)
+
+
 def test_copy_keeps_names_metadata_and_sources(graph):
     _torch.mark_added_input(graph.find_nodes(op="placeholder")[0])
     copied = _torch.copy_graph(graph)

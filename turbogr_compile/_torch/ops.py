@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from .fake import fake_mode_of, trying
+
 __all__ = [
+    "carries_gradient",
     "is_alias",
     "is_composite",
     "is_erased",
@@ -53,6 +56,27 @@ def is_composite(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
     return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
+
+
+def carries_gradient(node: fx.Node, source: fx.Node) -> bool:
+    """Does a gradient of the call's result reach this operand? True also where that cannot be found out."""
+    target: Any = node.target
+    mode = fake_mode_of(node.graph)
+    if mode is None or not isinstance(source.meta.get("val"), torch.Tensor):
+        return True
+
+    def given(n: fx.Node) -> Any:
+        value = n.meta.get("val")
+        return value.detach().requires_grad_(n is source) if isinstance(value, torch.Tensor) else value
+
+    try:
+        with trying(mode.shape_env), mode, torch.enable_grad(), without_autocast():
+            args, kwargs = fx.map_arg((node.args, node.kwargs), given)
+            result = target(*args, **kwargs)
+    except Exception:
+        return True
+    results = result if isinstance(result, (list, tuple)) else [result]
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in results)
 
 
 def run_backward(result: Any) -> None:

@@ -6,12 +6,13 @@ gradient, which an optimizer treats otherwise than none: it decays the parameter
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from .... import _torch
 from ....graph.nodes import tensor
 from ..calls import shape
 
@@ -19,28 +20,35 @@ aten = torch.ops.aten
 Reach = list[set[fx.Node]]
 
 
-def reach(graph: fx.Graph, trained: Callable[[fx.Node], bool]) -> Reach:
-    """Of each output, the trained inputs that it is computed from."""
+def reach(graph: fx.Graph, outputs: Sequence[Any], trained: Callable[[fx.Node], bool], surely: bool = False) -> Reach:
+    """Of each output, the trained inputs that it is computed from; `surely`: those that gradients come back to."""
     found: dict[fx.Node, set[fx.Node]] = {}
     for node in graph.nodes:
-        value = node.meta.get("val")
         if node.op == "placeholder" and trained(node):
             found[node] = {node}
-        elif not (isinstance(value, torch.Tensor) and not value.is_floating_point()) and node.target not in _ENDS:
-            found[node] = {x for n in node.all_input_nodes for x in found.get(n, ())}
-    return [found.get(x, set()) if isinstance(x, fx.Node) else set() for x in _outputs(graph)]
+        elif node.op == "call_function" and _may_have_gradient(node):
+            sources = [n for n in node.all_input_nodes if found.get(n)]
+            found[node] = {x for n in sources if not surely or _torch.carries_gradient(node, n) for x in found[n]}
+    return [found.get(x, set()) if isinstance(x, fx.Node) else set() for x in outputs]
 
 
-def tie(graph: fx.Graph, before: Reach, after: Reach) -> dict[fx.Node, fx.Node]:
+def _may_have_gradient(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return not isinstance(value, torch.Tensor) or value.is_floating_point() or value.is_complex()
+
+
+def tie(graph: fx.Graph, before: Callable[[bool], Reach], after: Reach) -> dict[fx.Node, fx.Node]:
     """Let outputs depend on inputs they lost, by numbers that are never chosen: what was added, on whose behalf."""
     (output,) = graph.find_nodes(op="output")
-    results = _outputs(graph)
+    results = outputs_of(graph)
     added: dict[fx.Node, fx.Node] = {}
+    if all(had <= has for had, has in zip(before(False), after, strict=True)):
+        return added
     with graph.inserting_before(output):
-        for i, (had, has) in enumerate(zip(before, after, strict=True)):
+        for i, (had, has) in enumerate(zip(before(True), after, strict=True)):
             result = results[i]
             for x in sorted(had - has, key=lambda n: n.name):
-                made = _chosen_never(graph, x, results[i]) if 0 not in shape(x) else [results[i]]
+                made = _chosen_never(graph, x, results[i], tensor(result)) if 0 not in shape(x) else [results[i]]
                 results[i] = made[-1]
                 added |= {n: result for n in made if n is not result}
     if added:
@@ -48,9 +56,8 @@ def tie(graph: fx.Graph, before: Reach, after: Reach) -> dict[fx.Node, fx.Node]:
     return added
 
 
-def _chosen_never(graph: fx.Graph, x: fx.Node, result: fx.Node) -> list[fx.Node]:
-    value, wanted = tensor(x), tensor(result)
-    assert value is not None and wanted is not None
+def _chosen_never(graph: fx.Graph, x: fx.Node, result: fx.Node, wanted: torch.Tensor | None) -> list[fx.Node]:
+    assert wanted is not None
     never = graph.call_function(aten.full.default, ([], False), {"dtype": torch.bool, "device": wanted.device})
     flat = graph.call_function(aten.reshape.default, (x, [-1]))
     some = graph.call_function(aten.select.int, (flat, 0, 0))
@@ -58,10 +65,7 @@ def _chosen_never(graph: fx.Graph, x: fx.Node, result: fx.Node) -> list[fx.Node]
     return [never, flat, some, cast, graph.call_function(aten.where.self, (never, cast, result))]
 
 
-_ENDS = (aten.detach.default,)
-
-
-def _outputs(graph: fx.Graph) -> list[Any]:
+def outputs_of(graph: fx.Graph) -> list[Any]:
     (output,) = graph.find_nodes(op="output")
     given = output.args[0]
     return list(given) if isinstance(given, (list, tuple)) else [given]
