@@ -1,8 +1,9 @@
 """What explains a difference other than a fault: rounding that the program magnifies, or an assumption of the docs.
 
 Each is tried, not read off the program. *Rounding*: eager itself moves as much when the last bit of every intermediate
-result is shaken. *Zero times infinity* (assumption D of docs/soundness.md): eager gives what turbogr gives once nothing
-comes of a product with zero. *Large scores* (assumption A): a product that goes into a softmax leaves ±4096 in eager.
+result is shaken. *Not a number on rows nobody reads* (assumption D of docs/soundness.md): eager gives what turbogr
+gives once nothing comes of a product with zero; or also once every NaN is replaced by a number, whichever number.
+*Large scores* (assumption A): a product that goes into a softmax leaves ±4096 in eager.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch._decomp import decomposition_table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 aten = torch.ops.aten
 SLACK = 32.0  # as validation has it
@@ -72,10 +74,25 @@ _PRODUCTS: dict[Any, Callable[..., torch.Tensor]] = {
 
 
 class StrongZeros(TorchDispatchMode):
-    """Arithmetic in which nothing comes of zero times infinity, or times what is not a number; backward too."""
+    """Arithmetic in which nothing comes of zero times infinity, or times what is not a number; backward too.
+
+    `instead`: what takes the place of every NaN. If results are the same for two such numbers, none of them matters.
+    """
+
+    def __init__(self, instead: float | None = None) -> None:
+        super().__init__()
+        self.instead = instead
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        result = self._result(func, args, kwargs or {})
+        if self.instead is None:
+            return result
+        return tree_map_only(torch.Tensor, self._number, result)
+
+    def _number(self, x: torch.Tensor) -> torch.Tensor:
+        return x.masked_fill(x.isnan(), self.instead) if x.is_floating_point() and bool(x.isnan().any()) else x
+
+    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _PRODUCTS:
             return _PRODUCTS[func](*args, **kwargs)
         if func in decomposition_table and _not_finite([*args, *kwargs.values()]):
@@ -116,6 +133,6 @@ def products() -> Iterator[Products]:
 
 
 @contextmanager
-def strong_zeros() -> Iterator[None]:
-    with sdpa_kernel(SDPBackend.MATH), StrongZeros():
+def strong_zeros(instead: float | None = None) -> Iterator[None]:
+    with sdpa_kernel(SDPBackend.MATH), StrongZeros(instead):
         yield

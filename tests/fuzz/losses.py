@@ -152,7 +152,6 @@ OVER_ROWS = slot(
             "torch.where({v}.flatten(), torch.arange(B * N), -100))"
         ),
         "triplet": "(F.triplet_margin_loss({x}, E[tgt], E[neg[..., 0]], reduction='none') * {v}).sum()",
-        "gaussian": "(F.gaussian_nll_loss({x} @ w, y, ({x} @ gain).square() + 0.1, reduction='none') * {n}).sum()",
         "focal": (
             "(((1 - {l}.softmax(-1).gather(-1, tgt[..., None])) ** 2 * -{l}.log_softmax(-1).gather(-1, tgt[..., "
             "None])).squeeze(-1) * {v}).sum()"

@@ -148,3 +148,14 @@ def test_a_planted_fault_is_noticed():
     verdict, how = in_a_fork(fault, [(SUM, "same", True)], 10)
     assert verdict == "caught" and "after 1 programs" in how
     assert home.compare is right and judge(SUM).status == "same"
+
+
+def test_nan_where_it_matters_is_a_fault():
+    """A wanted query that sees no key: eager gives nan, and whoever gives a number is wrong."""
+    lines = [SUM.lines[0], Line("s0", "x0.masked_fill((ids != 9)[..., None], -torch.inf).softmax(-1)")]
+    program = SUM.with_lines([*lines, Line("loss0", "(s0 @ W).sum()")])
+    with quiet():
+        step = (program.function(), program.arguments, inputs(program, 0))
+        wanted = outcome(*step)
+        got = Outcome({n: v.nan_to_num(0.25) for n, v in wanted.values.items()})
+        assert explained(compare(wanted, got, 1e-9), step, wanted, got, 1e-9)[0] == "nan"
