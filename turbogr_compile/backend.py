@@ -14,7 +14,8 @@ from typing import Any
 from torch import fx
 
 from . import _torch
-from .capture.dynamo import CannotCapture, capture, forget_unbacked
+from .capture.breaks import COSTS, graph_break
+from .capture.dynamo import VERSIONED, CannotCapture, capture, forget_unbacked
 from .capture.normal import normalize
 from .check.expectations import Expectations
 from .check.validate import VALIDATION, Plan, Validation
@@ -26,7 +27,7 @@ from .pipeline.instrument import GraphRun, Instrument
 from .pipeline.manager import Manager
 from .pipeline.options import Options
 from .pipeline.pipeline import Pipeline
-from .pipeline.remarks import Remark, RemarkKind
+from .pipeline.remarks import CAPTURE, Remark, RemarkKind
 from .pipeline.target import find_target
 from .runtime import prologue
 from .runtime.ahead import Foresight
@@ -59,6 +60,7 @@ class Compilation:
         self.examples: list[Any] | None = None
         self.idle: set[str] = set()  # passes that had nothing to do in the captured graph
         self.lowering: dict[Role, GraphRun] = {}  # the last run of passes over the graph of each role
+        self.remarks: list[Remark] = []  # on the graph as Dynamo handed it over
 
     def _validation(self) -> Validation | None:
         calls, comparable = self.options.shadow(), self.options.padded_outputs == "strict"
@@ -80,27 +82,48 @@ class Compilation:
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         assert self.options.codegen is not None
         self.target.require(self.options.codegen)
+        self._note_break(module)
         try:
             self.examples = _torch.real_inputs(module)
-            captured = capture(module, inputs).module
+            captured = capture(module, inputs)
         except CannotCapture as refusal:
             self._refused(module, refusal)
+            # Eager raises where a saved value was written to; a target that makes graphs functional would not.
+            return module.forward if refusal.id in VERSIONED else self._lower_refused(module, inputs)
+        self._run(Phase.PRE_GRAD, Role.CAPTURED, captured.module, inputs)
+        self.examples = None  # a batch must not live as long as the code compiled for it
+        try:
+            return captured.after_writes(self._lowered(captured.module, inputs))
+        except TurbogrError:
+            raise
+        except Exception as error:
+            if self.options.on_error == "raise":
+                raise
+            self._refused(module, self._not_lowered(module, error))
             return self._lower_refused(module, inputs)
-        else:
-            self._run(Phase.PRE_GRAD, Role.CAPTURED, captured, inputs)
-            self.examples = None  # a batch must not live as long as the code compiled for it
-            module = captured
+
+    def _lowered(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The graph that passes made, behind the prologue they asked for."""
         added = prologue.providers(module.graph)
         inputs = [*inputs, *prologue.fake_values(module.graph)]
         original = prologue.original_of(module)
         seeds = Seeds(prologue.draws(added))
         foresight = Foresight(module.graph, added, self.stats, seeds)
+        assert self.options.codegen is not None
         compiled = self._specialized(module) or self.target.lower(module, inputs, self.options.codegen, self)
         values = compiled.checking(foresight) if isinstance(compiled, Specialized) else foresight
         run = prologue.with_prologue(compiled, added, original, self.stats, seeds, values)
         if self.validation is None:
             return run
         return self.validation.watch(run, compiled, added, module, self.stats, self.target.locate)
+
+    def _note_break(self, module: fx.GraphModule) -> None:
+        found = graph_break(module)
+        if found is not None:
+            text = f"the graph ends here, and {COSTS}: {found.reason}"
+            remark = Remark(RemarkKind.MISSED, "graph-break", CAPTURE, text, found.line, hint=found.hint)
+            self.remarks.append(remark)
+            log.info("%s", remark)
 
     def _specialized(self, module: fx.GraphModule) -> Specialized | None:
         """Static shapes, where the target wants them and sizes are rounded."""
@@ -121,10 +144,13 @@ class Compilation:
         except TurbogrError:
             raise
         except Exception as error:
-            forget_unbacked(module)
-            said = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self._refused(module, CannotCapture("not-lowered", f"target '{self.target.name}' cannot take it: {said}"))
+            self._refused(module, self._not_lowered(module, error))
             return module.forward
+
+    def _not_lowered(self, module: fx.GraphModule, error: Exception) -> CannotCapture:
+        forget_unbacked(module)
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return CannotCapture("not-lowered", f"target '{self.target.name}' cannot take it: {said}")
 
     def joint(self, module: fx.GraphModule) -> None:
         self._run(Phase.JOINT, Role.JOINT, module, None)
@@ -141,6 +167,8 @@ class Compilation:
             normalize(module.graph, phase)  # capture has done so already for PRE_GRAD
         run = self._graph_run(phase, role, module, inputs)
         run.pipeline = plan
+        if phase is Phase.PRE_GRAD:
+            run.remarks += self.remarks
         if phase in (Phase.POST_GRAD, Phase.LOWERING):
             self.lowering[role] = run
         Manager(run, self.instruments).run_all()
@@ -183,8 +211,8 @@ class Compilation:
         """Say so to every instrument; the graph runs as Dynamo made it."""
         run = self._graph_run(Phase.PRE_GRAD, Role.CAPTURED, module, None)
         text = f"this graph runs unmodified: {refusal.reason}"
-        remark = Remark(RemarkKind.MISSED, refusal.id, "capture", text, refusal.line, hint=refusal.hint)
-        run.remarks.append(remark)
+        remark = Remark(RemarkKind.MISSED, refusal.id, CAPTURE, text, refusal.line, hint=refusal.hint)
+        run.remarks += [*self.remarks, remark]
         log.warning("%s", remark)
         for instrument in self.instruments:
             instrument.start(run)

@@ -202,9 +202,10 @@ class Clamped(nn.Module):
         self.scale = nn.Parameter(torch.tensor(5.0))
 
     def forward(self, x):
+        loss = (x + self.scale).sum()
         with torch.no_grad():
             self.scale.clamp_(max=2.0)
-        return (x * self.scale).sum()
+        return loss
 
 
 def test_graph_that_cannot_be_captured_runs_unmodified_with_a_remark():
@@ -212,11 +213,44 @@ def test_graph_that_cannot_be_captured_runs_unmodified_with_a_remark():
     model = Clamped()
     loss = turbogr_compile.compile(model, codegen="aten", instruments=[recording])(torch.ones(3))
     loss.backward()
-    assert loss.item() == 6.0 and model.scale.grad.item() == 3.0
+    assert loss.item() == 18.0 and model.scale.grad.item() == 3.0 and model.scale.item() == 2.0
     (remark,) = recording.records[0]["remarks"]
     assert remark["id"] == "mutates-parameter" and remark["kind"] == "missed" and "unmodified" in remark["text"]
     line = recording.records[0]["lines"][remark["line"]]
     assert "self.scale.clamp_(max=2.0)" in line["code"]
+
+
+def test_graph_that_no_target_can_take_runs_op_by_op():
+    """The backward of a running sum branches on whether there is one row, which nobody knows before the step."""
+
+    def step(x):
+        return x[x > 0].cumsum(0).sum()
+
+    x, recording = torch.tensor([1.0, -1.0, 2.0], requires_grad=True), Recording()
+    turbogr_compile.compile(step, instruments=[recording])(x).backward()
+    assert x.grad.tolist() == [2.0, 0.0, 1.0]
+    said = [r["id"] for record in recording.records for r in record["remarks"]]
+    assert "not-lowered" in said
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="data-dependent"):
+        turbogr_compile.compile(step, on_error="raise")(x)
+
+
+def test_graph_break_is_a_remark_with_its_line_and_what_to_change():
+    def step(x):
+        y = x.sin()
+        if y.sum() > 0:
+            y = y + 1
+        print("half")
+        return y.cos()
+
+    recording = Recording()
+    turbogr_compile.compile(step, instruments=[recording])(torch.ones(3))
+    breaks = [(record["lines"][r["line"]]["code"], r) for record in recording.records for r in record["remarks"]]
+    assert [(code, r["id"]) for code, r in breaks] == [
+        ("if y.sum() > 0:", "graph-break"), ('print("half")', "graph-break"),
+    ]  # fmt: skip
+    assert "torch.where" in breaks[0][1]["hint"] and "`print`" in breaks[1][1]["text"] and breaks[1][1]["hint"]
 
 
 @dataclass(frozen=True)

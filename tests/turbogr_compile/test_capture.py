@@ -18,7 +18,7 @@ from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from turbogr_compile.capture.dynamo import CannotCapture, capture, readable_name
+from turbogr_compile.capture.dynamo import CannotCapture, Captured, capture, readable_name
 from turbogr_compile.capture.normal import normalize
 from turbogr_compile.graph.phases import Phase
 from turbogr_compile.graph.provenance import line_of
@@ -48,28 +48,30 @@ class Backend:
     def __call__(self, gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         before = str(gm.graph), [dict(n.meta) for n in gm.graph.nodes]
         try:
-            module = capture(gm, inputs).module
+            made = capture(gm, inputs)
+            module = made.module
         except CannotCapture as refusal:
             if not self.refusals_allowed:
                 raise
             self.refusals.append(refusal)
-            module = gm
+            made, module = Captured(gm), gm
         else:
             check_normal(module, all(n.meta.get("stack_trace") for n in gm.graph.nodes if is_op(n)))
             self.captured.append(module)
         assert before == (str(gm.graph), [dict(n.meta) for n in gm.graph.nodes])
         if not self.aot:
-            return module
+            return made.after_writes(module)
 
         def keep(graph: fx.GraphModule, _: Any) -> Any:
             self.backwards.append(graph)
             return make_boxed_func(graph.forward)
 
-        return aot_autograd(
+        compiled = aot_autograd(
             fw_compiler=lambda g, _: make_boxed_func(g.forward),
             bw_compiler=keep,
             partition_fn=min_cut_rematerialization_partition,
         )(module, inputs)
+        return made.after_writes(compiled)
 
     @property
     def text(self) -> str:
@@ -402,32 +404,93 @@ def test_write_in_a_graph_that_ends_with_gradients_off():
     assert y.requires_grad and not mean.requires_grad
 
 
-def test_parameter_written_under_no_grad_is_refused():
+class Clamped(nn.Module):
+    """`write` is called under no_grad with the parameter, before or after it is used."""
+
+    def __init__(self, write: Callable[[torch.Tensor], Any], use: Callable[..., Any], first: bool = True) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([7.0, 1.0, -2.0], dtype=torch.float64))
+        self.write, self.use, self.first = write, use, first
+
+    def forward(self, x):
+        before = self.scale if self.first else self.use(x, self.scale)
+        with torch.no_grad():
+            self.write(self.scale)
+        return self.use(x, self.scale) if self.first else before
+
+
+@pytest.mark.parametrize("aot", [True, False])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda p: p.clamp_(0, 4.0),
+        lambda p: p.data.clamp_(0, 4.0),
+        lambda p: p.detach().clamp_(0, 4.0),
+        lambda p: p.copy_(p / p.norm()),
+        lambda p: p[0].zero_(),
+        lambda p: p.mul_(0.5).add_(1),
+        lambda p: p.masked_fill_(p > 3, 3.0),
+        lambda p: p.lerp_(torch.ones(3, dtype=torch.float64), 0.1),
+    ],
+)
+def test_parameter_written_under_no_grad_before_its_use(write, aot: bool):
+    model = Clamped(write, lambda x, p: (x * p.exp()).sum() + (p * p).sum())
+    batches = [(f64(3),) for _ in range(3)]
+    backend = check(model, *batches, backend=Backend(aot))
+    assert len(backend.captured) == 1 and aten.copy_.default not in backend.targets
+    twin = Clamped(write, model.use)
+    for _ in batches:
+        twin(f64(3))
+    same(twin.scale, model.scale, 1e-12)
+    assert bool(model.scale._version) == bool(twin.scale._version)
+
+
+def test_two_parameters_are_written_from_each_others_old_values():
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.scale = nn.Parameter(torch.full((), 7.0))
+            self.a, self.b = nn.Parameter(torch.ones(3).double()), nn.Parameter(torch.full((3,), 2.0).double())
+            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
         def forward(self, x):
             with torch.no_grad():
-                self.scale.clamp_(max=4.0)
-            return x * self.scale.exp()
+                self.steps += 1
+                old = self.a.clone()
+                self.a.lerp_(self.b, 0.25)
+                self.b.lerp_(old, 0.5 / self.steps)
+            return (x * self.a * self.b.exp()).sum()
 
-    refused(Net().double(), f64(3), id="mutates-parameter", code="clamp_")
+    backend = check(Net(), (f64(3),), (f64(3),), (f64(3),))
+    assert len(backend.captured) == 1
 
 
-def test_view_of_a_parameter_written_under_no_grad_is_refused():
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Parameter(torch.ones(4, 2))
+def test_parameter_written_after_its_use_is_refused_and_fails_as_in_eager():
+    model = Clamped(lambda p: p.clamp_(0, 4.0), lambda x, p: (x * p.exp()).sum(), first=False)
+    backend = Backend(refusals_allowed=True)
+    torch.compile(model, backend=backend)(f64(3))
+    assert backend.refusal.id == "mutates-parameter" and "clamp_" in backend.refusal.line.code
+    torch._dynamo.reset()
+    squared = Clamped(lambda p: p.clamp_(0, 4.0), lambda x, p: (x * p * p).sum(), first=False)
+    for run in (squared, torch.compile(squared, backend="turbogr")):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            run(f64(3)).backward()
 
+
+def test_parameter_written_from_a_draw_or_read_before_the_write_is_refused():
+    def noisy(p):
+        p.add_(torch.rand(3, dtype=torch.float64))
+
+    refused(Clamped(noisy, lambda x, p: (x * p).sum()), f64(3), id="mutates-parameter", code="p.add_")
+    torch._dynamo.reset()
+
+    class Early(Clamped):
         def forward(self, x):
+            first = self.scale[0]
             with torch.no_grad():
-                self.table[0].zero_()
-            return x * self.table.sum()
+                self.scale.clamp_(0, 4.0)
+            return (x * first).sum() + self.scale.sum()
 
-    refused(Net().double(), f64(3), id="mutates-parameter", code="zero_")
+    refused(Early(None, None), f64(3), id="mutates-parameter", code="clamp_")
 
 
 def test_hidden_write_to_an_intermediate_is_refused():
@@ -753,7 +816,7 @@ def test_item_keeps_its_runtime_assert():
 def test_refusal_after_data_dependent_sizes_leaves_nothing_behind():
     def step(x, mask):
         rows = x[mask]
-        return Doubled.apply(rows.sin()).sum()
+        return torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (rows,)).sum()
 
     with torch._dynamo.config.patch(**DATA_DEPENDENT):
         refused(step, f64(6), torch.arange(6) % 2 == 0, id="higher-order-op")
@@ -827,12 +890,95 @@ class Doubled(torch.autograd.Function):
         return grad * 5
 
 
-def test_autograd_function_is_refused():
-    def step(x):
-        return Doubled.apply(x.sin()).sum()
+class Gelu(torch.autograd.Function):
+    """Saves a value of its own, and takes a number."""
 
-    refusal = refused(step, f64(3), id="higher-order-op", code="Doubled.apply")
-    assert "custom_op" in refusal.hint
+    @staticmethod
+    def forward(ctx, x, slope):
+        gate = torch.sigmoid(slope * x)
+        ctx.save_for_backward(x, gate)
+        ctx.slope = slope
+        return x * gate
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, gate = ctx.saved_tensors
+        return grad * gate * (1 + ctx.slope * x * (1 - gate)), None
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -0.5 * grad
+
+
+class Decayed(torch.autograd.Function):
+    """A gradient where that of the result is zero."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad + 0.1 * x
+
+
+class Scaled(torch.autograd.Function):
+    """Several results, of which one has no gradient; a parameter; sums over all rows."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        y, most = x * weight, x.argmax(-1)
+        ctx.mark_non_differentiable(most)
+        return y, y.sum(-1), most
+
+    @staticmethod
+    def backward(ctx, grad, rows, _):
+        x, weight = ctx.saved_tensors
+        grad = grad + rows[..., None]
+        return grad * weight, 3 * (grad * x).sum((0, 1))
+
+
+def own(backend: Backend) -> list[Any]:
+    return [t for t in backend.targets if "function" in str(getattr(t, "namespace", ""))]
+
+
+@pytest.mark.parametrize("aot", [True, False])
+@pytest.mark.parametrize(
+    ("apply", "pointwise"),
+    [
+        (lambda x: Doubled.apply(x.sin()).sum(), True),
+        (lambda x: Gelu.apply(x.sin(), 1.702).sum(), True),
+        (lambda x: Reversed.apply(x.sin()).exp().sum(), True),
+        (lambda x: Decayed.apply(x.sin()).sum(), False),
+        (lambda x: [t * 2 for t in Scaled.apply(x.sin(), x[0, 0] + 2)], False),
+    ],
+)
+def test_autograd_function_is_an_op_with_its_own_gradient(apply, pointwise: bool, aot: bool):
+    backend = check(apply, (f64(2, 3, 4),), (f64(3, 5, 4),), (f64(4, 6, 4),), backend=Backend(aot))
+    assert len(backend.captured) == 2  # static sizes, then any
+    assert {torch.Tag.pointwise in op.tags for op in own(backend)} == {pointwise}
+    assert len(own(backend)) == 2
+
+
+def test_autograd_function_inside_of_a_checkpoint():
+    def step(x):
+        return torch.utils.checkpoint.checkpoint(lambda a: Gelu.apply(a.sin(), 1.0).cos(), x, use_reentrant=False)
+
+    assert len(own(check(step, (f64(3, 4),)))) == 1
+
+
+def test_functions_that_differ_in_a_number_are_different_ops():
+    backend = check(lambda x: Gelu.apply(x, 1.0) + Gelu.apply(x, 2.0) + Gelu.apply(x * 3, 1.0), (f64(3),))
+    assert len(own(backend)) == 3 and len(set(own(backend))) == 2
 
 
 def test_cond_is_refused():
@@ -863,7 +1009,7 @@ def test_ops_that_write_to_an_intermediate_are_refused():
     refused(step, f64(3, grad=False), id="unknown-node", code="increment(h)")
 
 
-def test_embedding_that_renormalises_its_table_is_refused():
+def test_embedding_that_renormalises_its_table():
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -872,7 +1018,9 @@ def test_embedding_that_renormalises_its_table_is_refused():
         def forward(self, ids):
             return self.table(ids).sin()
 
-    refused(Net().double(), torch.tensor([1, 2]), id="mutates-parameter", code="self.table(ids)")
+    model = Net().double()
+    backend = check(model, (torch.tensor([1, 2]),), (torch.tensor([3, 3]),))
+    assert len(backend.captured) == 1 and model.table.weight[1:4].norm(dim=1).max() < 1 + 1e-6
 
 
 def test_attention_modules():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch.autograd_function import autograd_function_apply  # what Dynamo makes of an autograd.Function
 from torch._guards import CompileContext, TracingContext  # Dynamo's fake mode and symbolic contexts of inputs
 from torch._logging import trace_structured
 from torch._ops import HigherOrderOperator  # to name and refuse ops that hold subgraphs
@@ -31,7 +33,9 @@ __all__ = [
     "TracingContext",
     "_enter_inference_mode",
     "_exit_inference_mode",
+    "autograd_function_apply",
     "backend_errors_unwrapped",
+    "break_reason",
     "compile_id",
     "copy_graph",
     "enter_autocast",
@@ -49,6 +53,12 @@ __all__ = [
     "trace_transformer_layers",
     "tracing_with",
 ]
+
+
+def break_reason(module: fx.GraphModule) -> tuple[str, list[traceback.FrameSummary]] | None:
+    """Why Dynamo ended this graph, and where in the user's program; None at the end of a function."""
+    reason = getattr(module, "compile_subgraph_reason", None)
+    return (reason.reason, list(reason.user_stack)) if reason is not None and reason.graph_break else None
 
 
 def compile_id() -> str:

@@ -7,6 +7,8 @@ The captured module takes the place of Dynamo's: same inputs, same outputs, trai
   graph turns it off for itself (one `_enter_autocast` first, one `_exit_autocast` last), so that no cast depends on who
   runs it.
 * Activation checkpointing is inlined; its nodes carry the tags by which AOTAutograd's partitioner recomputes them.
+* A parameter that is written under `no_grad` before it is used is written before the graph (`early_writes`).
+* `torch.autograd.Function` becomes an op (`functions`).
 * Everything else that holds a subgraph, or whose gradient functional code cannot express, is refused with the user's
   line: Dynamo's own graph then runs unmodified.
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -49,19 +51,46 @@ from .._torch import (
 from ..errors import TurbogrError
 from ..graph.phases import Phase
 from ..graph.provenance import UserLine, line_of, user_line
+from .early_writes import EarlyWrites, hidden_writes
+from .functions import CannotMake, Function, function_of, is_function
 from .normal import memory_of
-from .trace import Traced, autocast_devices, finish, functional_trace, is_size_arithmetic, remove_modes, tracked_nodes
+from .trace import (
+    UNCOUNTED,
+    Traced,
+    Write,
+    autocast_devices,
+    finish,
+    functional_trace,
+    is_size_arithmetic,
+    remove_modes,
+    tracked_nodes,
+)
 
 aten = torch.ops.aten
+VERSIONED = {"mutates-parameter", "write-hidden-from-autograd"}  # refusals about what autograd may have saved
 # Dynamo spells the way to an input: l(ocal), self, and the kind of each attribute.
 _FILLER = re.compile(r"_(?:(?:l|self|modules|parameters|buffers)_)+")
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph ready for passes."""
+    """A graph ready for passes, and what writes parameters before each of its calls."""
 
     module: fx.GraphModule
+    early: fx.GraphModule | None = None
+
+    def after_writes(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The whole step, given what runs the graph."""
+        if self.early is None:
+            return run
+        write = self.early.forward
+
+        def step(*inputs: Any) -> Any:
+            with torch.no_grad():
+                write(*inputs)
+            return run(*inputs)
+
+        return step
 
 
 class CannotCapture(TurbogrError):
@@ -78,8 +107,9 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Captured:
     run = _Run(gm)
     try:
         inputs = _fake_inputs(gm, example_inputs)
+        run.make_functions()
         traced = functional_trace(run, inputs, composites=True)
-        return Captured(_build(gm, inputs, traced))
+        return _build(gm, inputs, traced, run.uncounted)
     except Exception as error:
         forget_unbacked(gm)
         if isinstance(error, CannotCapture):
@@ -127,7 +157,6 @@ _LEGACY = {
 }  # fmt: skip
 _TRANSFORMS = ("torch._functorch", "torch._C._functorch", "torch._C._autograd")
 _SUBGRAPH_HINTS = {
-    "autograd_function_apply": "a torch.autograd.Function: register it as an op with torch.library.custom_op instead",
     "cond": "replace the branch by torch.where where both sides may run",
     "flex_attention": "write the attention with matmul or scaled_dot_product_attention; turbogr fuses those",
 }
@@ -142,6 +171,21 @@ class _Run:
         self.checkpoints = itertools.count()
         self.autocasts: list[Any] = []
         self.interpreters: list[_Interpreter] = []
+        self.functions: dict[fx.Node, Function] = {}
+        self.uncounted: set[StorageWeakRef] = set()  # of which `.data` was taken
+
+    def make_functions(self) -> None:
+        """Before the trace: it cannot trace other graphs on its way."""
+        owners = [m for m in self.gm.modules() if isinstance(m, fx.GraphModule)]
+        for owner, node in [(m, n) for m in owners for n in m.graph.nodes if is_function(n)]:
+            self.current = node
+            try:
+                self.functions[node] = function_of(owner, node)
+            except CannotMake as obstacle:
+                what = f"a torch.autograd.Function cannot be an op: {obstacle}"
+                hint = "register it with torch.library.custom_op instead"
+                raise CannotCapture("autograd-function", what, line=line_of(node), hint=hint) from obstacle
+        self.current = None
 
     def settle(self) -> None:
         """Views of what was written are rebuilt when first read; do that in the grad mode of the write."""
@@ -177,7 +221,12 @@ class _Interpreter(PropagateUnbackedSymInts):
         if isinstance(target, HigherOrderOperator):
             return self._subgraph(target, args, kwargs)
         if target is get_data_attr:
-            return args[0].detach()
+            data = args[0].detach()
+            setattr(data, UNCOUNTED, True)
+            if isinstance(data, FunctionalTensor):
+                memory = torch._from_functional_tensor(data.elem).untyped_storage()
+                self.run_state.uncounted.add(StorageWeakRef(memory))
+            return data
         if (getattr(target, "__module__", None) or "").startswith(_TRANSFORMS):
             # Refused before it runs: it switches a mode that an abandoned trace would leave on.
             what = f"{target.__name__} belongs to a function transform (vmap, grad, saved-tensor hooks)"
@@ -223,6 +272,9 @@ class _Interpreter(PropagateUnbackedSymInts):
 
     def _subgraph(self, target: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
         name = target.name()
+        current = self.run_state.current
+        if current is not None and current in self.run_state.functions:
+            return self.run_state.functions[current](*args[2:])
         if name != "tag_activation_checkpoint":
             raise self._refuse(
                 "higher-order-op", f"{name} holds a subgraph, which passes cannot see", _SUBGRAPH_HINTS.get(name, "")
@@ -249,10 +301,12 @@ def _numbers(data: Any) -> bool:
 # --- the captured module ----------------------------------------------------------------------------
 
 
-def _build(gm: fx.GraphModule, inputs: Sequence[Any], traced: Traced) -> fx.GraphModule:
+def _build(gm: fx.GraphModule, inputs: Sequence[Any], traced: Traced, uncounted: set[StorageWeakRef]) -> Captured:
     grad_enabled = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     _check_inputs(traced, inputs, gm)
-    _check_writes(traced, tracked_nodes(traced, grad_enabled))
+    tracked = tracked_nodes(traced, grad_enabled)
+    hidden = hidden_writes(traced, tracked)
+    early = EarlyWrites(traced, hidden, uncounted)
     _store_inputs(traced)
     needs_grad = bool(traced.leaves) and grad_enabled
     lost = remove_modes(traced, grad_enabled)
@@ -262,13 +316,16 @@ def _build(gm: fx.GraphModule, inputs: Sequence[Any], traced: Traced) -> fx.Grap
             line=line_of(lost[0]), hint="run the model with gradients on, or drop enable_grad",
         )  # fmt: skip
     traced.module.graph.eliminate_dead_code()
+    _check_writes(hidden, early)
     _check_vocabulary(traced.module)
     _adopt(gm, traced.module)
     finish(traced.module, Phase.PRE_GRAD)
     if needs_grad:
         _save_old_values(traced)
-    _disable_ambient_autocast(traced.module)
-    return traced.module
+    for module in (traced.module, early.module):
+        if module is not None:
+            _disable_ambient_autocast(module)
+    return Captured(traced.module, early.module)
 
 
 def _check_inputs(traced: Traced, inputs: Sequence[Any], gm: fx.GraphModule) -> None:
@@ -296,26 +353,21 @@ def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return StorageWeakRef(a.untyped_storage()) == StorageWeakRef(b.untyped_storage())
 
 
-def _check_writes(traced: Traced, tracked: set[fx.Node]) -> None:
-    """Refuse writes that autograd does not see into tensors it tracks.
+def _check_writes(hidden: list[tuple[Write, fx.Node]], early: EarlyWrites) -> None:
+    """Refuse writes that autograd does not see into tensors it tracks, unless they can be made before the step.
 
     Eager keeps the gradient of such a tensor as if nothing had been written. A functional graph has a new value, and
     either the gradient of that value or none.
     """
-    memory: dict[StorageWeakRef, fx.Node] = {}
-    for node in reversed(traced.module.graph.nodes):
-        value = node.meta.get("val")
-        if node in tracked and isinstance(value, torch.Tensor):
-            memory[StorageWeakRef(value.untyped_storage())] = node
-    for write in traced.writes:
-        owner = memory.get(write.memory)
-        if owner is None or (write.seen and write.node in tracked):
+    for write, owner in hidden:
+        if owner in early.parameters and early.settled():
             continue
         line = user_line(write.stack_trace)
         if owner.op == "placeholder":
             raise CannotCapture(
-                "mutates-parameter", "a parameter, or another input that requires grad, is written to under no_grad",
-                line=line, hint="do this outside of the compiled function, or compute a new value instead",
+                "mutates-parameter",
+                "a parameter, or another input that requires grad, is written to under no_grad after it was used",
+                line=line, hint="write to it before its first use, or outside of the compiled function",
             )  # fmt: skip
         raise CannotCapture(
             "write-hidden-from-autograd", "a value that has a gradient is written to outside of autograd",

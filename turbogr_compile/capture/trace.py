@@ -123,6 +123,7 @@ class Write:
     memory: StorageWeakRef
     seen: bool  # by autograd
     stack_trace: str | None
+    counted: bool = True  # by the tensor's version; writes through `x.data` are not
 
 
 @dataclass
@@ -214,6 +215,7 @@ def _traced(
     return Traced(module, written, found["reshaped"], found["viewed"], writes, leaves)
 
 
+UNCOUNTED = "_turbogr_uncounted"  # of a tensor of a trace: `x.data`
 _MAY_ALIAS = {aten.type_as.default, aten.broadcast_tensors.default, aten.meshgrid.default, aten.meshgrid.indexing}
 
 # Without a gradient of their own, so that autograd goes on as if nothing had been written; or without one once they are
@@ -277,7 +279,8 @@ class _Composites(FunctionalTensorMode):
             trace_text = fx_traceback.get_current_meta().get("stack_trace")
             memory = StorageWeakRef(value.untyped_storage())
             node = entry.proxy.node if entry is not None else None
-            self.writes.append(Write(node, memory, seen, trace_text))
+            counted = not getattr(tensor, UNCOUNTED, False)
+            self.writes.append(Write(node, memory, seen, trace_text, counted))
 
 
 def autocast_devices() -> dict[str, Any]:

@@ -16,10 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ..capture.functions import COMPUTES
 from ..graph.nodes import is_collective, is_wait
 from ..runtime.sharding.table import table_of
 
-_OWN = {"aten", "prims", "prim", "turbogr", "torchvision", "fbgemm", "_c10d_functional", "_c10d_functional_autograd"}
+_OWN = {
+    "aten",
+    "prims",
+    "prim",
+    "turbogr",
+    "torchvision",
+    "fbgemm",
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    COMPUTES,
+}
 _PURE: set[str] = set()
 _ALIKE = 2  # how many ranks a sum runs over; any number does, in both graphs
 

@@ -24,7 +24,7 @@ from .context import Context, RewriteLimit
 from .instrument import GraphRun, Instrument, Step
 from .pass_base import Pass
 from .pipeline import Item, Repeat
-from .remarks import Remark, RemarkKind, warn
+from .remarks import CAPTURE, Remark, RemarkKind, warn
 
 log = logging.getLogger("turbogr_compile.pipeline")
 Fingerprint = list[Any]
@@ -80,7 +80,7 @@ class Manager:
 
     def _run_once(self, items: list[Item], failures: dict[str, str]) -> None:
         self.run.steps = []
-        self.run.remarks = [r for r in self.run.remarks if r.kind is RemarkKind.FAILED]
+        self.run.remarks = [r for r in self.run.remarks if r.kind is RemarkKind.FAILED or r.pass_name == CAPTURE]
         self._print = fingerprint(self.run.graph)
         self._stopped = _stops_before(self.run)
         for instrument in self.instruments:

@@ -9,6 +9,8 @@ from enum import Enum
 
 from ..graph.provenance import UserLine, is_library
 
+CAPTURE = "capture"  # in the place of a pass: what is said before the first one
+
 
 def warn(text: str) -> None:
     """A Python warning at the user's own line, the one that called into torch or turbogr."""
