@@ -12,7 +12,7 @@ from torch import fx
 
 from .. import _torch
 from ..errors import PipelineError, VerifyError
-from ..graph.costs import PAIRS, SEEN
+from ..graph.costs import PAIRS, SEEN, human
 from ..graph.nodes import TRAINABLE, tensor
 from ..graph.phases import Phase, Role
 from ..graph.provenance import Origin, inherit
@@ -28,6 +28,7 @@ from .rows.deciding import OnRows
 from .rows.emit import Emitter, RuleFailed
 from .rows.emit.ties import Reach, outputs_of, reach, tie
 from .rows.installed import ROW_OPS
+from .rows.paying import counts
 from .rows.program import Program, Rows, RowSet
 from .rows.report import analysis_text
 
@@ -92,7 +93,7 @@ class PackRows(Pass):
     def _pack(self, graph: fx.Graph, ctx: Context, found: RowAnalysis) -> Emitter:
         """Pack what can be packed."""
         emitter = self._emitter(graph, ctx, found)
-        if not _packs(found):
+        if not _packs(found) or not _pays(found, ctx):
             return emitter
         keep_original(graph)
         original, copies = _copy(graph)
@@ -174,6 +175,23 @@ class PackRows(Pass):
 
 def _packs(found: RowAnalysis) -> bool:
     return any(isinstance(d, OnRows) for d in found.demand.decisions.values())
+
+
+def _pays(found: RowAnalysis, ctx: Context) -> bool:
+    """Would the batch seen take less time packed, by the prices of option 'worth'?"""
+    worth = getattr(ctx.options, "worth", None)
+    with _torch.outside_compilation():
+        seen = counts(found) if worth is not None else None
+    if worth is None or seen is None or worth.added(seen.calls) <= worth.saved(seen.flops, seen.bytes):
+        return True
+    ctx.missed(
+        "not-worth-it",
+        f"packing would leave out {human(seen.flops)}FLOPs and {human(seen.bytes, 'B')} of the batch seen "
+        f"({seen.rows} of {seen.of} rows matter) and add {seen.calls} calls: it would not pay ({worth})",
+        next(n for n, d in found.demand.decisions.items() if isinstance(d, OnRows)),
+        "options={'worth': 'always'} packs it all the same; `turbogr bench --worth` prints the prices of this machine",
+    )
+    return False
 
 
 def _settled(found: RowAnalysis, barriers: frozenset[fx.Node]) -> RowAnalysis:

@@ -34,6 +34,7 @@ from .runtime.ahead import Foresight
 from .runtime.draws import Seeds
 from .runtime.specialize import Specialized, is_rounded, open_size
 from .runtime.statistics import RunStatistics
+from .show.console import nothing_packed
 from .show.dump import Dump
 from .show.torch_trace import TorchTrace
 
@@ -90,7 +91,8 @@ class Compilation:
             self._refused(module, refusal)
             # Eager raises where a saved value was written to; a target that makes graphs functional would not.
             return module.forward if refusal.id in VERSIONED else self._lower_refused(module, inputs)
-        self._run(Phase.PRE_GRAD, Role.CAPTURED, captured.module, inputs)
+        run = self._run(Phase.PRE_GRAD, Role.CAPTURED, captured.module, inputs)
+        nothing_packed(run)
         self.examples = None  # a batch must not live as long as the code compiled for it
         try:
             return captured.after_writes(self._lowered(captured.module, inputs))
@@ -159,10 +161,10 @@ class Compilation:
         self._run(Phase.POST_GRAD, role, module, inputs)
         self._run(Phase.LOWERING, role, module, inputs)
 
-    def _run(self, phase: Phase, role: Role, module: fx.GraphModule, inputs: Sequence[Any] | None) -> None:
+    def _run(self, phase: Phase, role: Role, module: fx.GraphModule, inputs: Sequence[Any] | None) -> GraphRun | None:
         plan = self._plan_for(phase, module.graph)
         if phase is Phase.LOWERING and not plan.ordered(phase):
-            return  # the same graph as after POST_GRAD: nothing to show twice
+            return None  # the same graph as after POST_GRAD: nothing to show twice
         if phase is not Phase.PRE_GRAD and plan.ordered(phase):
             normalize(module.graph, phase)  # capture has done so already for PRE_GRAD
         run = self._graph_run(phase, role, module, inputs)
@@ -172,6 +174,7 @@ class Compilation:
         if phase in (Phase.POST_GRAD, Phase.LOWERING):
             self.lowering[role] = run
         Manager(run, self.instruments).run_all()
+        return run
 
     def _plan_for(self, phase: Phase, graph: fx.Graph) -> Pipeline:
         """Most graphs have no sharded tables and no collectives: what is about them costs nothing, and is not shown.

@@ -60,6 +60,10 @@ class RowAnalysis:
                 found.add(terms)
         return frozenset(found)
 
+    def batch(self) -> Batch:
+        """The batch seen."""
+        return self._batch(self.examples)
+
     def _batch(self, known: Examples) -> Batch:
         class Lazy(dict[fx.Node, torch.Tensor]):
             def __missing__(self, node: fx.Node) -> torch.Tensor:

@@ -140,7 +140,7 @@ class Attentions:
         form = recognise(node, self.known)
         if isinstance(form, Refused):
             raise form
-        return self._in_rows(form) if form is not None and form.sequences else None
+        return self._in_rows(form) if form is not None else None
 
     def _in_rows(self, form: NormalForm) -> Attention | None:
         found = Matching(form.sizes, self.typing)

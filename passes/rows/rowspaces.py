@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+from ...graph.nodes import TRAINABLE, tensor
 from .axes import Typing
 from .calls import SPLITS, arg, dim_of, is_tensor, op, operand, rank_of, size_symbols, value_of
 from .meaning import Holds, OneHot, Two
@@ -25,6 +26,7 @@ class RowSpaces:
         self.graph, self.typing, self.meanings, self.zeros = graph, typing, meanings, zeros
         self.symbols = set(size_symbols(graph.find_nodes(op="placeholder")))
         self._of: dict[fx.Node, Space | None] = {}
+        self.alone = self._columns_of_one_sequence()
         self.found = self._find()
 
     def _find(self) -> list[Space]:
@@ -40,14 +42,26 @@ class RowSpaces:
         found: dict[frozenset[int], Space] = {}
         for first, second in seeds:
             axes = (*first, *second)
-            if not first or len(set(axes)) != len(axes) or not all(self._sized(a) for a in axes):
+            if not axes or len(set(axes)) != len(axes) or not all(self._sized(a) for a in axes):
                 continue
             turned = set(first) & pairs and not set(second) & pairs and second
-            space = Space(second, first) if turned else Space(first, second)
+            alone = not second and first in self.alone
+            space = Space(second, first) if turned or alone else Space(first, second)
             found.setdefault(frozenset(axes), space)
         self._split_columns(found)
         self._follow_moves(found)
         return list(found.values())
+
+    def _columns_of_one_sequence(self) -> set[tuple[int, ...]]:
+        """Of inputs of shape (1, N, ...): a dim of one sequence has no axis, and its rows are columns all the same."""
+        found = set()
+        for node in self.graph.find_nodes(op="placeholder"):
+            value = tensor(node)
+            if value is not None and value.dim() > 1 and not value.requires_grad and not node.meta.get(TRAINABLE):
+                first, second, *_ = self.typing.atoms(node)
+                if not first and second:
+                    found.add(tuple(second))
+        return found
 
     def _split_columns(self, found: dict[frozenset[int], Space]) -> None:
         """Where each row became several (item and action, one after the other), pairs show what a column is."""
@@ -85,7 +99,8 @@ class RowSpaces:
             yield merged[:1], merged[1:]
         elif name in ("bmm", "matmul") and isinstance(self.meanings.of(node.args[0]), OneHot):
             atoms = self.typing.atoms(operand(node, 1))
-            yield tuple(atoms[-3]) if len(atoms) > 2 else (), tuple(atoms[-2])
+            if len(atoms) > 2:
+                yield tuple(atoms[-3]), tuple(atoms[-2])
         elif name == "mul":
             for factor in node.args[:2]:
                 weight = self.zeros.weight(factor)
@@ -102,6 +117,8 @@ class RowSpaces:
         dims = [tuple(d) for d in self.typing.atoms(node) if d]
         if len(dims) == 2:
             yield dims[0], dims[1]
+        elif len(dims) == 1 and dims[0] in self.alone:
+            yield (), dims[0]
         elif len(dims) == 1 and len(dims[0]) > 1:
             yield dims[0][:1], dims[0][1:]
         elif len(dims) == 1 and single:

@@ -32,6 +32,12 @@ class Space:
         return set(other.axes) <= set(self.axes)
 
 
+def _first_rows(batch: Batch, space: Space) -> torch.Tensor:
+    """Row 0, for every row of a space; a space without axes has one row."""
+    rows, columns = batch.extent(space)
+    return torch.zeros(rows * columns, dtype=torch.int64)
+
+
 @dataclass(frozen=True)
 class Projected:
     """The row of a coarser space that a row belongs to."""
@@ -40,8 +46,7 @@ class Projected:
     into: Space
 
     def index(self, batch: Batch) -> torch.Tensor:
-        at = batch.coordinates(self.out)
-        flat = torch.zeros_like(next(iter(at.values())))
+        at, flat = batch.coordinates(self.out), _first_rows(batch, self.out)
         for axis in self.into.axes:
             flat = flat * batch.size(axis) + at[axis]
         return flat
@@ -144,8 +149,7 @@ class Fixed:
     at: int
 
     def index(self, batch: Batch) -> torch.Tensor:
-        here = batch.coordinates(self.out)
-        flat = torch.zeros_like(next(iter(here.values())))
+        here, flat = batch.coordinates(self.out), _first_rows(batch, self.out)
         for axis in self.into.axes:
             size = batch.size(axis)
             flat = flat * size + (here[axis] if axis != self.axis else self.at % size)

@@ -48,7 +48,6 @@ def unclaimed(why: str) -> Expected:
 
 # Everything that is not listed is packed completely.
 EXPECTED: dict[str, Expected] = {
-    "table=max-norm": refused("the lookup writes to the table, which capture leaves alone"),
     "valid=lengths-inclusive": packed("one row more than the loss reads", 1.45),
     "valid=lengths-left": unclaimed("the mask contradicts the data: rows that are read see no key"),
     "valid=nonzero-row": unclaimed("validity depends on a parameter"),

@@ -14,6 +14,7 @@ from ...errors import OptionError
 from . import views
 from .catalogue import BENCHMARKS
 from .run import FORMAT, SIZES, choose, failed, machine, run
+from .worth import measured
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -27,12 +28,17 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
                          help="with --json of an earlier run: measure --only some again, the others stay")  # fmt: skip
     command.add_argument("--html", type=Path, metavar="FILE", help="write a page there")
     command.add_argument("--markdown", action="store_true", help="print the README's table")
+    command.add_argument("--worth", action="store_true",
+                         help="measure nothing but the prices of option 'worth', and print them")  # fmt: skip
     command.add_argument("--from", dest="earlier", type=Path, metavar="FILE",
                          help="measure nothing: show what an earlier run wrote with --json")  # fmt: skip
 
 
 def bench(options: argparse.Namespace) -> int:
     """0, or 1 where a benchmark failed."""
+    if options.worth:
+        sys.stdout.write(f"{measured()}\n")
+        return 0
     only = [name for text in options.only for name in text.split(",")]
     chosen = choose(only)
     # What asks to end is an interruption like any other: benchmarks must not outlive it.

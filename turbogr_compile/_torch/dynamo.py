@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -20,6 +20,7 @@ from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
 
 from ..errors import TurbogrError
 from .fake import FakeTensor, FakeTensorMode
+from .tracing import is_traceable_wrapper_subclass
 
 enter_autocast = torch.amp.autocast_mode._enter_autocast  # nodes Dynamo records for `torch.autocast`
 exit_autocast = torch.amp.autocast_mode._exit_autocast
@@ -69,7 +70,56 @@ def compile_id() -> str:
 
 def optimize(fn: Callable[..., Any], backend: Callable[..., Any], **settings: Any) -> Any:
     """torch.compile without its wrapper around the backend, which hides `backend_ctx_ctor`."""
-    return torch._dynamo.optimize(backend, **settings)(fn)
+    context = torch._dynamo.optimize(backend, **settings)
+    convert = getattr(getattr(context, "callback", None), "_torchdynamo_orig_backend", None)
+    if settings.get("dynamic") is None and hasattr(convert, "_inner_convert"):  # not so where Dynamo is switched off
+        convert._inner_convert = _AllSizesAtOnce(convert._inner_convert)
+    return context(fn)
+
+
+class _AllSizesAtOnce:
+    """Dynamo's converter of frames. Where code is compiled again, all sizes of its arguments become symbols.
+
+    Dynamo alone makes a symbol of a size once it saw that size change: one more graph for a new width, one for a new
+    number of sequences, and one where two sizes that it took for the same are not.
+    """
+
+    def __init__(self, convert: Any) -> None:
+        self._convert = convert
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._convert, name)
+
+    def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> Any:
+        if cache_entry is None or not torch._dynamo.config.automatic_dynamic_shapes:
+            return self._convert(frame, cache_entry, hooks, frame_state, skip=skip + 1)
+        for value in _tensors(list(frame.f_locals.values())):
+            _mark_dynamic(value)
+        with torch.fx.experimental._config.patch(use_duck_shape=False):
+            return self._convert(frame, cache_entry, hooks, frame_state, skip=skip + 1)
+
+
+def _mark_dynamic(x: torch.Tensor) -> None:
+    """A wish, which Dynamo drops where code insists on a number. The last dim of a tensor of features is one."""
+    features = x.dim() > 2 and x.is_floating_point()
+    # Guards do not look at this attribute: tensors with and without it take the same graph.
+    x._dynamo_propagated_dynamic_indices = set(range(x.dim() - features))  # type: ignore[attr-defined]
+
+
+def _tensors(values: Any, depth: int = 4) -> Iterator[torch.Tensor]:
+    """Of arguments: collections, and objects that hold a batch; no parameters."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if not isinstance(value, torch.nn.Parameter) and not is_traceable_wrapper_subclass(value):
+                yield value
+        elif depth == 0 or isinstance(value, (torch.nn.Module, type, str, bytes)):
+            continue
+        elif isinstance(value, Mapping):
+            yield from _tensors(list(value.values()), depth - 1)
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value, depth - 1)
+        elif hasattr(value, "__dict__"):
+            yield from _tensors(list(vars(value).values()), depth - 1)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from .capacity import Capacity
 from .instrument import INSTRUMENTS, Instrument
 from .pipeline import Pipeline
 from .target import find_target
+from .worth import Worth
 
 VERIFY = ("off", "fast", "strict", "numeric", "validate", "shadow")
 SHADOW_CALLS = 3
@@ -22,7 +23,7 @@ ON_ERROR = ("fallback", "raise")
 PADDED_OUTPUTS = ("strict", "unspecified")
 _EXPECTED = re.compile(r"\s*(?P<relation>>=|<=|==|>|<)?\s*(?P<count>\d+)\s*$")
 _ENVIRONMENT = (
-    "target", "codegen", "pipeline", "dump", "verify", "on_error", "stop_after", "padded_outputs", "capacity",
+    "target", "codegen", "pipeline", "dump", "verify", "on_error", "stop_after", "padded_outputs", "capacity", "worth",
 )  # fmt: skip
 
 
@@ -43,6 +44,7 @@ class Options:
     instruments: tuple[Instrument, ...] = ()  # your own watchers
     padded_outputs: str = "strict"  # or "unspecified": padded rows of returned tensors may hold anything
     capacity: Any = None  # numbers of packed rows: None as they come, 64 in multiples, 'pow2', (256, 1024) in buckets
+    worth: Any = None  # what packing must save: None the shipped prices, 'always', 'flops=1e11,call=2e-5' (worth.py)
     stop_after: str | None = None  # 'pass' or 'pass:k': stop there, or after its k-th rewrite (bisection)
 
     @staticmethod
@@ -75,6 +77,7 @@ class Options:
         _one_of("on_error", self.on_error, ON_ERROR)
         _one_of("padded_outputs", self.padded_outputs, PADDED_OUTPUTS)
         self._set("capacity", Capacity.read(self.capacity))
+        self._set("worth", Worth.read(self.worth))
         pipeline = Pipeline.default(self.target) if self.pipeline is None else Pipeline.of(self.pipeline)
         extra = (self.passes,) if isinstance(self.passes, str) else tuple(self.passes)
         left_out = (self.without,) if isinstance(self.without, str) else tuple(self.without)

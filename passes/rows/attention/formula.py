@@ -117,7 +117,9 @@ class Sizes:
     def _known(self, claim: Any) -> bool:
         if isinstance(claim, (bool, sympy.logic.boolalg.BooleanAtom)):
             return bool(claim)
-        return self.env is not None and known(self.env.create_symboolnode(claim))
+        # Sizes of our own, such as how many rows a mask keeps, are unknown to torch.
+        foreign = self.env is None or not all(s in self.env.var_to_range for s in claim.free_symbols)
+        return not foreign and known(self.env.create_symboolnode(claim))
 
     def range(self, formula: Formula) -> tuple[Size, Size] | None:
         """Least and greatest value; None where the direction of an axis is not known."""

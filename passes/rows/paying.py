@@ -1,0 +1,92 @@
+"""What packing would leave out of the batch seen, and what it would add: counts, for `pipeline/worth.py` to price."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from ...graph.costs import known_sizes, node_cost
+from .analysis import RowAnalysis
+from .attending import Attention
+from .deciding import Attends, AttendsAll, Keeps, Loses, Moves, OnRows, Picks, Pools, Sums, Weighs
+from .sets import Terms
+from .spaces import Space
+
+_CALLS = (Attends, AttendsAll, Keeps, Loses, Moves, Picks, Pools, Sums, Weighs)  # packed by an op of turbogr's own
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of one forward of the batch seen."""
+
+    rows: int  # that packed values live on
+    of: int
+    flops: float  # left out
+    bytes: float  # left out: read or written
+    calls: int  # added
+
+
+def counts(found: RowAnalysis) -> Counts | None:
+    """None where no batch was seen."""
+    if not found.examples.known:
+        return None
+    return _Counting(found).counts()
+
+
+class _Counting:
+    def __init__(self, found: RowAnalysis) -> None:
+        self.an, self.batch = found.demand, found.batch()
+        self.sizes = known_sizes(found.graph)
+        self.sets: set[tuple[Space, Terms]] = set()
+
+    def counts(self) -> Counts:
+        flops = moved = 0.0
+        for node, (computed, stored) in self._shares().items():
+            cost, size = node_cost(node)
+            flops += (1 - computed) * (self._number(cost) if cost is not None else 0.0)
+            moved += (1 - stored) * self._number(size)
+        calls = sum(isinstance(d, _CALLS) for d in self.an.decisions.values()) + len(self.sets)
+        rows, total = max(
+            ((self._size(s[1]), self._total(s[0])) for s in self.sets), default=(0, 0), key=lambda x: x[1]
+        )
+        return Counts(rows, total, flops, moved, calls)
+
+    def _shares(self) -> dict[fx.Node, tuple[float, float]]:
+        """Of what a node computes, and of what it stores, how much is left."""
+        out: dict[fx.Node, tuple[float, float]] = {}
+        for node, decision in self.an.decisions.items():
+            if isinstance(decision, (Attends, AttendsAll)):
+                pairs = self._pairs(node, decision.attention)
+                out |= dict.fromkeys(decision.attention.form.chain, (pairs, 0.0))  # no pair of rows is stored
+                out[node] = (pairs, 0.0)
+            elif isinstance(decision, OnRows):
+                self.sets.add((decision.space, decision.rows))
+                share = self._size(decision.rows) / max(self._total(decision.space), 1)
+                out[node] = (share, share)
+        return out
+
+    def _pairs(self, node: fx.Node, a: Attention) -> float:
+        """Of all pairs of query and key, those of rows that matter."""
+        (rows, columns), (_, others) = self.batch.extent(a.queries), self.batch.extent(a.keys)
+        queries, keys = self._each(self.an.wanted.get(node), columns), self._each(self.an.wanted.get(a.value), others)
+        kept = torch.as_tensor(queries * keys).expand(rows).sum()
+        return int(kept) / max(rows * columns * others, 1)
+
+    def _each(self, wanted: Any, columns: int) -> Any:
+        """How many rows of each sequence; all of them where that is not known."""
+        return self.batch.union(wanted).sum(1) if isinstance(wanted, frozenset) else columns
+
+    def _size(self, rows: Terms) -> int:
+        return int(self.batch.union(rows).sum())
+
+    def _total(self, space: Space) -> int:
+        rows, columns = self.batch.extent(space)
+        return rows * columns
+
+    def _number(self, value: sympy.Expr) -> float:
+        number = value.subs(self.sizes)
+        return float(number) if number.is_number else 0.0

@@ -1,0 +1,95 @@
+"""Packing is done where it pays, by counts of the batch seen and prices that an option sets; nothing is timed."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import turbogr_compile
+from turbogr_compile.errors import OptionError
+from turbogr_compile.pipeline.worth import Worth
+from turbogr_compile.show import console
+
+
+class Model(nn.Module):
+    def __init__(self, dim: int, items: int = 50) -> None:
+        super().__init__()
+        self.items, self.up, self.down = nn.Embedding(items, dim), nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+    def forward(self, ids):
+        x = self.down(self.up(self.items(ids)).relu())
+        return F.cross_entropy((x @ self.items.weight.T).flatten(0, 1), ids.flatten(), ignore_index=0)
+
+
+def batch(sequences: int, columns: int, valid: int) -> torch.Tensor:
+    ids = torch.randint(1, 50, (sequences, columns))
+    ids[:, valid:] = 0
+    return ids
+
+
+def said(model: nn.Module, ids: torch.Tensor, **options) -> dict[str, str]:
+    torch._dynamo.reset()
+    report = turbogr_compile.explain(model, ids, **options)
+    return {r["id"]: r["text"] for record in report.records for r in record["remarks"]}
+
+
+def test_tiny_steps_and_full_batches_are_not_packed_and_a_remark_has_the_counts():
+    tiny = said(Model(8), batch(4, 8, 3), worth=Worth())
+    assert "packed" not in tiny and "12 of 32 rows matter" in tiny["not-worth-it"] and "calls" in tiny["not-worth-it"]
+    full = said(Model(64), batch(64, 64, 64), worth=Worth())
+    assert "packed" not in full and "4096 of 4096 rows" in full["not-worth-it"]
+    large = said(Model(64), batch(64, 64, 16), worth=Worth())
+    assert "packed" in large and "not-worth-it" not in large
+
+
+def test_prices_decide():
+    ids = batch(4, 8, 3)
+    assert "packed" in said(Model(8), ids, worth="always")
+    assert "packed" in said(Model(8), ids, worth="step=1e-9,call=1e-12")
+    assert "packed" not in said(Model(64), batch(64, 64, 16), worth="step=10")
+
+
+def test_what_is_not_packed_is_right():
+    model, ids = Model(8), batch(4, 8, 3)
+    torch._dynamo.reset()
+    compiled = turbogr_compile.compile(model, worth=Worth())
+    torch.testing.assert_close(compiled(ids), model(ids))
+    compiled(batch(4, 8, 5)).backward()
+
+
+def test_prices_are_read_and_printed():
+    prices = Worth.read("flops=1e11, call=2e-5")
+    assert prices == Worth(flops=1e11, call=2e-5) == Worth.read(str(prices)) and Worth.read(None) == Worth()
+    assert Worth.read(Worth(step=1.0)).step == 1.0 and Worth.read("always").added(100) == 0
+    for wrong, told in (("sometimes", "takes 'always' or prices"), ("flop=1", "did you mean"), ("call=", "takes")):
+        with pytest.raises(OptionError, match=told):
+            turbogr_compile.Options.read({"worth": wrong})
+    assert turbogr_compile.Options.read({}, {"TURBOGR_WORTH": "always"}).worth == Worth.read("always")
+
+
+def test_a_step_that_packs_nothing_says_so_once(monkeypatch, caplog):
+    class Mixed(Model):
+        def forward(self, ids):
+            return self.down(self.up(self.items(ids).mean(1))).pow(2).sum()
+
+    def told(**options) -> list[str]:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="turbogr_compile"):
+            said(Model(8), batch(4, 8, 3), **options)
+        return [r.getMessage() for r in caplog.records if "packs nothing" in r.getMessage()]
+
+    monkeypatch.setattr(console, "_told", False)
+    assert not told(worth=Worth())  # tests are quiet
+    monkeypatch.delenv("TURBOGR_QUIET")
+    assert not told(worth="always")
+    (line,) = told(worth=Worth())
+    assert "test_worth.py" in line and "would not pay" in line and "→" in line
+    assert not told(worth=Worth())
+    monkeypatch.setattr(console, "_told", False)
+    caplog.clear()
+    said(Mixed(8), batch(4, 8, 3))
+    assert any("says which rows are padding" in r.getMessage() for r in caplog.records)

@@ -1,0 +1,57 @@
+"""Option `worth`: what packing must save before it is done.
+
+A packed step leaves work out and adds calls: a prologue, gathers, ops of turbogr's own. Both are counted on the batch
+seen and priced with four constants. Nothing is timed, so that the same program is packed on every machine and rank, or
+on none. The shipped constants are those of a small CPU; `turbogr bench --worth` prints those of the machine at hand.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..errors import OptionError, did_you_mean
+
+ALWAYS = "always"
+_PART = re.compile(r"\s*(\w+)\s*=\s*([0-9.eE+-]+)\s*$")
+
+
+@dataclass(frozen=True)
+class Worth:
+    """Prices. A training step does everything about three times: once forward, twice backward."""
+
+    flops: float = 50e9  # per second
+    bytes: float = 10e9  # per second, read or written
+    call: float = 40e-6  # seconds for each call of an op that packing adds
+    step: float = 600e-6  # seconds for what runs around each packed step
+
+    @staticmethod
+    def read(value: Any) -> Worth:
+        """From an option: None for the shipped prices, 'always', or 'flops=1e11,call=2e-5'."""
+        if value is None or isinstance(value, Worth):
+            return value or Worth()
+        if value == ALWAYS:
+            return Worth(call=0.0, step=0.0)  # what costs nothing pays
+        known = [f.name for f in fields(Worth)]
+        found = {}
+        for part in str(value).split(","):
+            match = _PART.match(part)
+            if not match:
+                wanted = "'always' or prices such as 'flops=1e11,call=2e-5'"
+                raise OptionError(f"option 'worth' takes {wanted}, got {value!r}")
+            if match[1] not in known:
+                raise OptionError(f"option 'worth' has no price {match[1]!r}{did_you_mean(match[1], known)}")
+            found[match[1]] = float(match[2])
+        return Worth(**found)
+
+    def __str__(self) -> str:
+        return ",".join(f"{f.name}={getattr(self, f.name):.3g}" for f in fields(self))
+
+    def saved(self, flops: float, bytes: float) -> float:
+        """Seconds of a training step that work left out of its forward would take."""
+        return 3 * (flops / self.flops + bytes / self.bytes)
+
+    def added(self, calls: int) -> float:
+        """Seconds of a training step that packing costs."""
+        return self.step + 2 * calls * self.call
