@@ -356,7 +356,7 @@ def confirm(program: Program, **options: Any) -> Verdict:
         torch._dynamo.reset()
         gc.collect()
         tolerance = tolerance_of(computes_in(fn, names, inputs(program, 0)))
-        compiled = turbogr_compile.compile(fn, **{"target": "eager", "verify": "fast", **options})
+        compiled = turbogr_compile.compile(fn, **{"target": "eager", "verify": "fast", "worth": "always", **options})
         verdict = Verdict("same", program)
         for number in range(len(program.kinds)):
             batch = inputs(program, number)

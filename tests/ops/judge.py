@@ -107,7 +107,7 @@ def _compared(
     found: dict[str, Any] = {"status": "same", "notes": []}
     if dynamo:
         torch._dynamo.reset()
-        run, watch = turbogr_compile.compile(fn, target="eager", verify="fast"), None
+        run, watch = turbogr_compile.compile(fn, target="eager", verify="fast", worth="always"), None
     else:
         try:
             fast = Fast(fn, names, [ids[0], *values])

@@ -57,7 +57,7 @@ def run_passes(
 ) -> list[Context]:
     """Run passes in place as the compiler would, verified, looking for near misses; a failing pass raises."""
     pipeline = Pipeline.of(passes if isinstance(passes, str) else list(passes))
-    options = Options(on_error="raise", pipeline=pipeline)
+    options = Options(on_error="raise", pipeline=pipeline, worth="always")
     role = Role.CAPTURED if phase is Phase.PRE_GRAD else Role.INFERENCE
     run = GraphRun("test", role, phase, options.target, pipeline, options, module, Vocabulary(phase))
     instruments: list[Instrument] = [_Explain()]
