@@ -10,7 +10,7 @@ from torch import fx
 
 from ...._torch import outside_compilation
 from ....graph.nodes import TRAINABLE
-from ..calls import called, is_tensor, op, rank_of
+from ..calls import called, is_tensor, op, rank_of, value_of
 from .calls import is_random, shape
 from .formula import ZERO, Formula, Index, Sizes
 from .indexing import broadcast, follow
@@ -55,10 +55,13 @@ class Constants:
         return fixed and node in self._made
 
     def value(self, node: fx.Node) -> torch.Tensor | None:
-        """From its operands, which are constants too."""
-        with outside_compilation(), torch.no_grad():
-            found = self._value(node)
-        return found if isinstance(found, torch.Tensor) else None
+        """From its operands, which are constants too; None where that does not give what the graph holds."""
+        try:
+            with outside_compilation(), torch.no_grad():
+                found = self._value(node)
+        except (RuntimeError, TypeError, ValueError):
+            return None  # another default dtype than the graph was captured with, say
+        return found if isinstance(found, torch.Tensor) and found.dtype == value_of(node).dtype else None
 
     def _value(self, node: fx.Node) -> Any:
         todo = [node]
