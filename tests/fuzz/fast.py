@@ -65,7 +65,7 @@ class Fast:
     ) -> None:  # fmt: skip
         self.watch = Watch()
         read = turbogr_compile.Options.read(
-            {"target": "eager", "verify": "fast", "instruments": (self.watch,), **options}
+            {"target": "eager", "verify": "fast", "worth": "always", "instruments": (self.watch,), **options}
         )
         self._compilation = Compilation(read, "fuzz")
         module, fakes = one_node(fn, names, values, open_dims or {})
