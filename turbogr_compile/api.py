@@ -23,8 +23,9 @@ from .pipeline.target import find_target
 from .show.recording import Recording
 from .show.report import report_text
 
-# Generative recommenders index with boolean masks and read lengths: without these, Dynamo cuts the graph there.
-FLAGS = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
+# Generative recommenders index with boolean masks, read lengths and have recurrent layers: without these, Dynamo cuts
+# the graph there.
+FLAGS = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True, "allow_rnn": True}
 
 
 def compile(

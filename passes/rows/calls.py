@@ -310,8 +310,3 @@ def _coordinates_of(index: Any, k: int) -> fx.Node | None:
     if op(index) == "select" and arg(index, "dim") in (1, -1) and arg(index, "index") == k:
         return index.args[0].args[0] if op(index.args[0]) == "nonzero" else None
     return None
-
-
-def is_pointwise_convolution(n: fx.Node) -> bool:
-    one = all(v in (1, [1]) for v in (arg(n, "stride"), arg(n, "groups")))
-    return shape(n.args[1])[2] == 1 and one and arg(n, "padding") in (0, [0], "valid", "same")

@@ -28,7 +28,7 @@ class OnRows:
 
 
 class Rowwise(OnRows):
-    """Each row from its own row, by the op itself."""
+    """Each row from its own row, or from rows around it that the op finds itself."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,9 @@ def _packed(an: DemandAnalysis, node: fx.Node) -> OnRows | None:
     move = an.move_of(node)
     if move is not None:
         return Moves(space, wanted, move)
+    living = an.lives_on(node)
+    if living is not None:
+        return Rowwise(space, living)
     return Rowwise(space, wanted) if an.why_mixed(node, space) is None else None
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .program import RowSet
     from .rowwise import Rowwise
     from .spaces import Space
+    from .spans import Span
     from .zeros import Support, Zeros
 
 EVERY = frozenset({"*"})  # arguments: all of them are handed to the op unchanged, or read
@@ -38,6 +39,7 @@ class Declaration:
     reads: Callable[[Moves, fx.Node], Move | None] | None = None
     packed: Callable[[Emitter, fx.Node, RowSet], Any] | None = None
     values: Mapping[str, Collection[str]] = field(default_factory=dict)  # arguments that may have only these, as text
+    spans: Callable[[Moves, fx.Node, Space], Span | None] | None = None
 
     def unread(self, node: fx.Node) -> str | None:
         """An argument of the call that has another value than its default, and that the declaration does not know."""
@@ -60,6 +62,7 @@ def row_op(
     zeros: Callable[[Zeros, fx.Node], Support] | None = None,
     reads: Callable[[Moves, fx.Node], Move | None] | None = None,
     packed: Callable[[Emitter, fx.Node, RowSet], fx.Node] | None = None,
+    spans: Callable[[Moves, fx.Node, Space], Span | None] | None = None,
 ) -> None:
     """Declare how ops treat rows.
 
@@ -72,13 +75,15 @@ def row_op(
     reads   (moves, node): which rows of the operands each row of the result reads; `node` is the piece of a result of
             several
     packed  (emitter, node, rows): the op on packed rows
+    spans   (moves, node, space): which rows of its own sequence each row is computed from, for an op that runs along
+            rows; `packed` is then called where it mixes rows, too
     """
     here = f"row_op({', '.join(map(repr, names))})"
     if not names or isinstance(models, str):
         raise RuleError(f"{here}: wants names of ops, and 'models' as a list of argument names")
     if (mixes is None) != (packed is None):
         raise RuleError(f"{here}: 'mixes' and 'packed' go together")
-    made = Declaration(frozenset(models), axes, mixes, zeros, reads, packed)
+    made = Declaration(frozenset(models), axes, mixes, zeros, reads, packed, spans=spans)
     _DECLARED.update(dict.fromkeys(names, made))
 
 

@@ -25,6 +25,7 @@ from .moves import Move
 from .rowspaces import LOSSES
 from .sets import Holding, Read, Shown, Terms, VisibleTo, seen
 from .spaces import Projected, Space
+from .spans import Span, pieces
 from .zeros import Support
 
 
@@ -71,12 +72,17 @@ class DemandAnalysis:
         self._merged: dict[Space, Terms] = {}
         self._body_keys: set[Any] = set()  # key terms of the sweep before
         self._keys_of: dict[fx.Node, Terms] = {}
+        self._living: dict[fx.Node, Terms] = {}
         self._settle()
         self.attentions = {n: a for n, a in self.attentions.items() if n in self._keys_of}  # others stay as they are
         self.decisions = decided(self)
 
     def move_of(self, node: fx.Node) -> Move | None:
         return self.facts.move_of(node) if node not in self.barriers else None
+
+    def span_of(self, node: fx.Node) -> Span | None:
+        barred = node in self.barriers or (op(node) == "getitem" and node.args[0] in self.barriers)
+        return self.facts.span_of(node) if not barred else None
 
     def why_mixed(self, node: fx.Node, space: Space) -> str | None:
         return self.facts.why_mixed(node, space) if node not in self.barriers else "its row rule failed"
@@ -133,14 +139,14 @@ class DemandAnalysis:
         recognized = list(self.missed)
         for merging in (True, True, True, False):
             self.missed[:] = recognized
-            self.wanted, self._key_terms, self._keys_of = {}, set(), {}
+            self.wanted, self._key_terms, self._keys_of, self._living = {}, set(), {}, {}
             self._sweep()
             merged = self._bodies()
             if merged == self._merged:
                 return
             self._merged, self._body_keys = merged if merging else {}, set(self._key_terms)
         self.missed[:] = recognized
-        self.wanted, self._key_terms, self._keys_of, self._merged = {}, set(), {}, {}
+        self.wanted, self._key_terms, self._keys_of, self._living, self._merged = {}, set(), {}, {}, {}
         self._sweep()
 
     def _bodies(self) -> dict[Space, Terms]:
@@ -191,9 +197,9 @@ class DemandAnalysis:
         if u in self.barriers:
             self._everything(u)
             return
-        for rule in (self._attention, self._loss, self._kept, self._jagged, self._softmax, self._pool, self._move):
-            if rule(u, d):
-                return
+        rules = (self._attention, self._loss, self._kept, self._jagged, self._softmax, self._pool, self._move)
+        if any(rule(u, d) for rule in (*rules, self._span)):
+            return
         space = self.space_of(u)
         if self.needs_shape_only(u):
             return
@@ -420,6 +426,32 @@ class DemandAnalysis:
             if x not in [p for p, _ in move.parts]:
                 self.give(x, ALL)
         return True
+
+    def _span(self, u: fx.Node, d: Wanted) -> bool:
+        """Rows that an op along rows computes, and those that it computes them from."""
+        parts = pieces(u, self.wanted) if isinstance(u.meta.get("val"), (list, tuple)) else [u]
+        spans = {self.span_of(p) for p in parts}
+        if len(spans) != 1 or None in spans:
+            return False
+        (span,) = spans
+        assert span is not None
+        if op(u) == "getitem":
+            self.wanted[u.args[0]] = ALL  # type: ignore[index]  # to be visited: it asks for what its pieces want
+            return True
+        terms = [d] if parts == [u] else [self.wanted[p] for p in parts]
+        if ALL in terms:
+            return False
+        wanted: Terms = frozenset(t for some in terms for t in some)  # type: ignore[union-attr]
+        asked = span.asks(wanted)
+        self._key_terms |= asked
+        self._living[u] = span.lives_on(wanted)
+        for x in u.all_input_nodes:
+            self.give(x, asked if x is span.source else ALL)
+        return True
+
+    def lives_on(self, node: fx.Node) -> Terms | None:
+        """Rows that an op along rows, or one with results that are, computes."""
+        return self._living.get(node.args[0] if op(node) == "getitem" else node)  # type: ignore[arg-type]
 
 
 def _has_effect(node: fx.Node) -> bool:

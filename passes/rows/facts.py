@@ -20,6 +20,7 @@ from .rowspaces import RowSpaces
 from .rowwise import Rowwise
 from .signs import Signs
 from .spaces import Space
+from .spans import Span
 from .telling import Telling
 from .zeros import Zeros
 
@@ -44,6 +45,7 @@ class Facts:
         self.pooled: dict[fx.Node, Pooled] = {}
         self.missed: list[Missed] = []
         self._moves: dict[fx.Node, Move | None] = {}
+        self._spans: dict[fx.Node, Span | None] = {}
         self._mixed: dict[tuple[fx.Node, Space], str | None] = {}
         self._recognise()
         for node, why in self.typing.failures.items():
@@ -58,6 +60,12 @@ class Facts:
         if node not in self._moves:
             self._moves[node] = self.moves.of(node)
         return self._moves[node]
+
+    def span_of(self, node: fx.Node) -> Span | None:
+        if node not in self._spans:
+            space = self.space_of(node)
+            self._spans[node] = self.moves.span_of(node, space) if space is not None else None
+        return self._spans[node]
 
     def why_mixed(self, node: fx.Node, space: Space) -> str | None:
         key = (node, space)

@@ -14,8 +14,9 @@ from .declaration import declared
 from .meaning import Predicate
 from .meanings import Meanings
 from .spaces import Fixed, Relation, Space, Taken
+from .spans import Span
 
-RESIZING = {"slice", "narrow", "constant_pad_nd", "pad", "roll", "flip", "cat"}
+RESIZING = {"slice", "narrow", "constant_pad_nd", "pad", "roll", "flip", "cat", "conv1d", "conv2d"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,15 @@ class Moves:
             return None
         reads = found.reads
         return self.typing.trying(node, lambda: reads(self, node), None)
+
+    def span_of(self, node: fx.Node, space: Space) -> Span | None:
+        """Which rows of its own sequence each row of `node` is computed from, where it runs along rows."""
+        source: Any = node.args[0] if op(node) == "getitem" else node
+        found = declared(source)
+        if found is None or found.spans is None or node in self.typing.untyped or not is_tensor(node):
+            return None
+        spans = found.spans
+        return self.typing.trying(source, lambda: spans(self, source, space), None)
 
     def fixed(self, n: fx.Node, x: fx.Node, into: Space, axis: int, index: int) -> Move | None:
         coarse = Space(into.sequence, tuple(a for a in into.column if a != axis))

@@ -841,11 +841,11 @@ class Gated(Linear):
 
 
 class Convolved(nn.Module):
-    width = 1
+    width, padding = 1, 0
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        more = {"kernel_size": self.width, "padding": self.width // 2}
+        more = {"kernel_size": self.width, "padding": self.padding}
         self.up, self.down = nn.Conv1d(sizes.d, sizes.d, **more), nn.Conv1d(sizes.d, sizes.d, **more)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -853,13 +853,13 @@ class Convolved(nn.Module):
 
 
 class ConvolvedWide(Convolved):
-    width = 3
+    width, padding = 3, 1
 
 
 class ConvolvedCausal(Convolved):
     """Width 3, looking back only."""
 
-    width = 3
+    width, padding = 3, 2
 
     def forward(self, x):
         n = x.shape[1]

@@ -51,6 +51,7 @@ from .._torch import (
 from ..errors import TurbogrError
 from ..graph.phases import Phase
 from ..graph.provenance import UserLine, line_of, user_line
+from . import recurrence
 from .early_writes import EarlyWrites, hidden_writes
 from .functions import CannotMake, Function, function_of, is_function
 from .normal import memory_of
@@ -236,6 +237,11 @@ class _Interpreter(PropagateUnbackedSymInts):
             return args[0].to(_LEGACY[target] or torch.get_default_dtype(), copy=True)
         if target in _LEGACY and len(args) == 1 and isinstance(args[0], (list, tuple)) and _numbers(args[0]):
             return torch.tensor(args[0], dtype=_LEGACY[target] or torch.get_default_dtype())
+        if target in recurrence.KINDS:
+            why = recurrence.why_not(target, args, kwargs)
+            if why is not None:
+                raise self._refuse("recurrent-layer", why, "mask or gather rows behind a layer over the padded batch")
+            return recurrence.layers(target, *args)
         if target in _GRAD_SWITCHES:
             self.run_state.settle()
         if target is enter_autocast:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ..declaration import declared
 from ..demand import DemandAnalysis
 from ..moves import Move
 from ..program import Recipe, Rows, RowSet
-from ..spaces import Projected, Space
+from ..spaces import Projected, Relation, Space
 from .inputs import Inputs
 
 aten = torch.ops.aten
@@ -211,6 +212,37 @@ class Values(Inputs):
             self._twins[key] = packed(self, source, chosen)
         twin: Any = self._twins[key]
         return twin[index] if isinstance(twin, list) else self.call(operator.getitem, twin, index)
+
+    def neighbours(self, x: fx.Node, relations: Sequence[Relation], chosen: RowSet) -> list[fx.Node]:
+        """For each relation, the rows that rows of a set read through it; zeros where there are none."""
+        into, home = relations[0].into, self.homes.get(x)
+        if home is not None and home.space == into:
+            twin = self._twins[x, home]
+            self._needs(home)
+        else:
+            home, twin = None, self.flat_rows(x, into.axes)
+            self.note_entry(x)
+        zero = self.call(aten.new_zeros.default, twin, [1, *[self.size(s) for s in self.kept_sizes(x, into.axes)]])
+        source = self.call(aten.cat.default, [twin, zero])
+        empty = self._is_zero_outside(x)
+
+        def recipe(r: Rows, relation: Relation) -> torch.Tensor:
+            there = relation.index(r.batch)[r.rows(chosen)]
+            hit = there >= 0
+            if home is None:
+                sequences, columns = r.batch.extent(into)
+                return there.where(hit, sequences * columns)
+            hit = hit & (r.places(home)[there.clamp(min=0)] >= 0) if empty else hit
+            out = torch.full_like(there, r.size(home))
+            out[hit] = r.found(home, there[hit])
+            return out
+
+        found = []
+        for relation in relations:
+            self._needs_relation(relation)
+            index = self.per_row("near", ("near", x, relation, chosen), chosen, partial(recipe, relation=relation))
+            found.append(self.call(GATHER, source, index))
+        return found
 
     def moved(self, n: fx.Node, move: Move, chosen: RowSet) -> fx.Node:
         """Gather the rows of a result from its parts."""

@@ -5,6 +5,7 @@ views        the same elements in another shape
 reductions   sums, means, norms over dims
 along        ops that run along one dim: softmax, cumulative sums, sorting
 norms        normalisation of features
+convolutions windows over features, and over neighbouring rows
 products     linear layers, matrix products, einsum
 lookups      tables, gathers, indexing
 losses       losses, with or without reduction
@@ -13,11 +14,13 @@ moves        slices, pads, shifts, and which rows they read
 jagged       ops on rows that the model itself packs
 scatters     writing into features
 derived      all others, by a table that is generated
+recurrent    what is carried from row to row
 packing      helpers for the packed side
 """
 
 from . import (
     along,
+    convolutions,
     derived,
     jagged,
     joins,
@@ -27,6 +30,7 @@ from . import (
     norms,
     pointwise,
     products,
+    recurrent,
     reductions,
     scatters,
     views,
@@ -34,6 +38,7 @@ from . import (
 
 __all__ = [
     "along",
+    "convolutions",
     "derived",
     "jagged",
     "joins",
@@ -43,6 +48,7 @@ __all__ = [
     "norms",
     "pointwise",
     "products",
+    "recurrent",
     "reductions",
     "scatters",
     "views",

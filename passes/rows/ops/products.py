@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from ..calls import arg, einsum_labels, is_pointwise_convolution, is_tensor, op, operand, operands, rank_of, shape
+from ..calls import arg, einsum_labels, is_tensor, op, operand, operands, rank_of
 from ..declaration import EVERY, row_op
 from ..zeros import NOWHERE_KNOWN
 from . import moves
@@ -72,15 +72,6 @@ def _attention(t: Typing, n: fx.Node) -> Dims:
     return [*q[:-1], v[-1]]
 
 
-def _conv1d(t: Typing, n: fx.Node) -> Dims | None:
-    x, w = t.dims(n.args[0]), t.dims(n.args[1])
-    if arg(n, "groups") != 1:
-        return None
-    t.join(x[-2], w[1])
-    last = x[-1] if is_pointwise_convolution(n) else t.axes.fresh(shape(n)[-1])
-    return [*x[:-2], w[0], last]
-
-
 def _linear_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
     return None if not r.on_rows(n.args[0], -1, s) and all(r.free(x, s) for x in n.args[1:]) else "linear over rows"
 
@@ -115,12 +106,6 @@ def _einsum_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
             if any(a in s.axes for a in atoms) and (c not in letters or not set(atoms) <= set(s.axes)):
                 return "an einsum over rows"
     return None
-
-
-def _conv1d_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
-    if not is_pointwise_convolution(n):
-        return "a convolution over neighbouring rows"
-    return "convolves over rows" if r.on_rows(n.args[0], -2, s) else None
 
 
 def _zeros(z: Zeros, n: fx.Node) -> Support:
@@ -168,15 +153,6 @@ def _einsum_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     return e.call(aten.einsum.default, f"{','.join(texts)}->{row}", values)
 
 
-def _conv1d_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
-    """A convolution of one column is a linear layer."""
-    x: Any = n.args[0]
-    table: Any = n.args[1]
-    weight = e.call(aten.squeeze.dim, e.dense(table), 2)
-    bias = [e.dense(arg(n, "bias"))] if arg(n, "bias") is not None else []
-    return e.call(aten.linear.default, e.packed(x, chosen), weight, *bias)
-
-
 row_op("linear", models=("input", "weight", "bias"),
        axes=_linear, mixes=_linear_mixes, zeros=_zeros, packed=first_packed)  # fmt: skip
 row_op("mm", models=("self", "mat2"), axes=_matmul, mixes=_product_mixes, zeros=_zeros, packed=_matmul_packed)
@@ -191,5 +167,3 @@ row_op("baddbmm", models=("self", "batch1", "batch2", "beta", "alpha"),
 row_op("einsum", models=("equation", "tensors"),
        axes=_einsum, mixes=_einsum_mixes, reads=moves.one_hot, packed=_einsum_packed)  # fmt: skip
 row_op("scaled_dot_product_attention", models=EVERY, axes=_attention)
-row_op("conv1d", models=("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
-       axes=_conv1d, mixes=_conv1d_mixes, packed=_conv1d_packed)  # fmt: skip
