@@ -111,6 +111,10 @@ def _index(t: Typing, n: fx.Node) -> Dims | None:
     mask = picking_mask(n)
     if mask is not None:
         return _picked(t, x, mask)
+    lone = _lone_index(n)
+    if lone is not None:
+        at, index = lone
+        return [*t.dims(x)[:at], *t.dims(index), *t.dims(x)[at + 1 :]]
     if not _by_numbers(indices):
         return None
     for k, index in enumerate(indices):
@@ -125,6 +129,15 @@ def _by_numbers(indices: Any) -> bool:
     return all(v is not None and v.dtype != torch.bool for v in values)
 
 
+def _lone_index(n: fx.Node) -> tuple[int, fx.Node] | None:
+    """x[:, :, numbers]: the one dim that is indexed, behind others that are not."""
+    indices: Any = n.args[1]
+    at = [k for k, index in enumerate(indices) if index is not None]
+    if len(at) != 1 or at[0] == 0 or not _by_numbers([indices[at[0]]]):
+        return None
+    return at[0], indices[at[0]]
+
+
 def _picked(t: Typing, x: Any, mask: fx.Node) -> Dims:
     """Rows that a mask keeps."""
     for mine, its in zip(t.dims(x), t.dims(mask), strict=False):
@@ -135,14 +148,25 @@ def _picked(t: Typing, x: Any, mask: fx.Node) -> Dims:
 
 
 def _index_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
+    lone = _lone_index(n)
+    if lone is not None:
+        at, index = lone
+        over_rows = r.on_rows(n.args[0], at, s) or not r.covers(n.args[0], s) or not r.free(index, s)
+        return "picks rows" if over_rows else None
     if not r.free(n.args[0], s):
         return "picks rows"
     return None if _by_numbers(n.args[1]) else "picks by a mask"
 
 
 def _index_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
-    """A table indexed by row values."""
+    """A table indexed by row values, or rows of which features are picked."""
     indices: Any = n.args[1]
+    lone = _lone_index(n)
+    if lone is not None:
+        x: Any = n.args[0]
+        at, index = lone
+        before = [None] * e.position(x, at, chosen)
+        return e.again(n, self=e.packed(x, chosen), indices=[*before, e.dense(index)])
     rank = max(rank_of(i) for i in indices)
     widest = next(i for i in indices if rank_of(i) == rank)
     table: Any = n.args[0]
