@@ -6,9 +6,11 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from . import work
+from .aimed import aimed
 from .generate import GENTLE, HOSTILE, generate, words
 from .program import Program
 from .report import Tally, run_all
@@ -45,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
 
 def sweep(args: argparse.Namespace) -> int:
     tally = Tally(args.shrink, args.scripts)
-    run_all(swept(args.per, args.seed, args.only), tally, args.seconds, verify=args.verify)
+    programs = chain(swept(args.per, args.seed, args.only), aimed(args.seed, args.only))
+    run_all(programs, tally, args.seconds, verify=args.verify)
     tally.write(args.json, what="sweep", first=args.seed, per=args.per)
     shy = [w for w in words() if args.only in w and not tally.words[w]["packed"]]
     print(f"{len(shy)} constructs in no packed program: {', '.join(shy)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from dataclasses import replace
 
@@ -12,8 +11,6 @@ import torch
 from .data import KINDS, Sizes, make_batch
 from .generate import generate, words
 from .judge import Outcome, compare, explained, inputs, judge, outcome, quiet
-from .mutants import Mutant, mutants
-from .plant import in_a_fork
 from .program import Line, Program
 from .shrink import Shrinker, simpler, without_dead_lines
 from .work import lost, measure
@@ -131,23 +128,6 @@ def test_a_program_that_lost_rows_is_named():
     more = {**old, "work": {k: [[p[0] * 2, *p[1:]], e] for k, (p, e) in old["work"].items()}}
     assert lost([old], [old]) == [] and "rows" in lost([old], [more])[0]
     assert "no longer packed" in lost([old], [{**old, "packed": False}])[0]
-
-
-def test_faults_are_made_and_planted_by_name():
-    faults = list(mutants("turbogr_compile.pipeline.capacity"))
-    assert len(faults) > 10 and len({str(f) for f in faults}) > 0.8 * len(faults)
-    assert any("negate" in f.what for f in faults) and any("+ 1" in f.what for f in faults)
-
-
-def test_a_planted_fault_is_noticed():
-    """In a fork: this process stays as it was."""
-    home = importlib.import_module(generate.__module__.replace("generate", "judge"))
-    right = home.compare
-    worse = {"compare": lambda *_: ("different", "", 1.0), "explained": lambda found, *_: found}
-    fault = Mutant("judge", 0, "nothing is close", "compare", lambda: home.__dict__.update(worse))
-    verdict, how = in_a_fork(fault, [(SUM, "same", True)], 10)
-    assert verdict == "caught" and "after 1 programs" in how
-    assert home.compare is right and judge(SUM).status == "same"
 
 
 def test_nan_where_it_matters_is_a_fault():

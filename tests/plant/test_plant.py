@@ -1,0 +1,98 @@
+"""The tool itself: faults are made from source, live in a fork only, and those that change a number are noticed."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+
+import pytest
+
+from tests.fuzz.generate import GENTLE, generate
+from tests.fuzz.judge import judge, quiet
+
+from .__main__ import Guards
+from .faults import Fault, changes, faults
+from .forks import Died, in_a_fork
+from .planting import NotPlanted, plant
+from .programs import Prepared
+
+ROWS = "turbogr_compile.passes.rows"
+
+
+def described(text: str) -> list[str]:
+    """What can be done to a piece of code."""
+    return [what for node in ast.walk(ast.parse(text)) for what, _ in changes(node)]
+
+
+@pytest.mark.parametrize(
+    "text, what",
+    [
+        ("if a and b: pass", "drop `b`"),
+        ("if a: pass", "drop the check `a`"),
+        ("x = [i for i in y if f(i)]", "drop the filter `f(i)`"),
+        ("x = a < b", "`a < b` with LtE"),
+        ("x = 3", "3 - 1"),
+        ("x = {1, y}", "leave out y"),
+        ("f(x, keepdim=True)", "without keepdim=True"),
+        ("row_op('a', models=('x',), mixes=f, packed=g)", "rows are never mixed"),
+        ("row_op('a', models=('x',))", "zeros of the first operand"),
+        ("require(x)", "drop `require(x)`"),
+    ],
+)
+def test_what_is_done_to_code(text, what):
+    assert what in described(text)
+
+
+def one(module: str, where: str, what: str) -> Fault:
+    (found,) = {str(f): f for f in faults(f"{ROWS}.{module}") if f.where.startswith(where) and what in f.what}.values()
+    return found
+
+
+def test_texts_for_the_user_are_left_alone():
+    assert not [f for f in faults(f"{ROWS}.moves") if f.where == "Move.__doc__"]
+    assert len([*faults(f"{ROWS}.moves")]) > 60
+
+
+def test_a_function_is_changed_in_a_fork_alone():
+    fault = one("sets", "within_band", "`count[:, last] > count[:, first]` with GtE")
+    sets = importlib.import_module(f"{ROWS}.sets")
+
+    def ask() -> bool:
+        import torch
+
+        return bool(sets.within_band(torch.zeros(1, 3), 0, 1).any())
+
+    def planted() -> bool:
+        plant(fault)
+        return ask()
+
+    assert in_a_fork(planted, 60) and not ask()
+
+
+def test_a_declaration_is_changed_in_a_fork_alone():
+    fault = one("ops.along", "row_op('cumsum'", "leave out 'dtype'")
+    declaration = importlib.import_module(f"{ROWS}.declaration")
+
+    def planted() -> bool:
+        plant(fault)
+        return "dtype" in declaration._DECLARED["cumsum"].models
+
+    assert not in_a_fork(planted, 60) and "dtype" in declaration._DECLARED["cumsum"].models
+
+
+def test_a_process_that_dies_is_an_answer():
+    def dies() -> None:
+        raise NotPlanted("no")
+
+    with pytest.raises(Died, match="NotPlanted"):
+        in_a_fork(dies, 60)
+
+
+def test_a_fault_that_changes_a_number_is_noticed():
+    """A softmax over rows that is said to mix none is computed on the rows that are kept."""
+    program = generate(0, "readout:softmax-pool-raw", hostility=GENTLE)
+    with quiet():
+        guards = Guards([("softmax over rows", Prepared(program))], None)
+        answer = guards.ask(one("ops.along", "row_op('softmax'", "rows are never mixed"), 30, 10)
+        assert answer["verdict"] == "wrong" and "softmax over rows" in answer["how"], answer
+    assert judge(program).status == "same"
