@@ -10,7 +10,7 @@ from torch import fx
 
 from . import _torch
 from . import kernels as _kernels  # noqa: F401  (whoever compiles or replays a graph has its ops)
-from .backend import Compilation, instruments_for
+from .backend import compile_graph, instruments_for
 from .capture.dynamo import capture
 from .capture.trace import trace_with_lines
 from .errors import OptionError, TurbogrError
@@ -43,7 +43,7 @@ def compile(
     read = Options.read(options)
 
     def turbogr(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return Compilation(read, _torch.compile_id()).compile(module, inputs)
+        return compile_graph(read, module, inputs)
 
     _torch.trace_transformer_layers()
     flags = _torch.DynamoFlags(**FLAGS, ignore_logging_functions=_torch.quiet_functions())

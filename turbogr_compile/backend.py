@@ -20,6 +20,7 @@ from .capture.normal import normalize
 from .check.expectations import Expectations
 from .check.validate import VALIDATION, Plan, Validation
 from .check.verify import Verifier
+from .deferral.model import deferred
 from .errors import TurbogrError
 from .graph.phases import Phase, Role
 from .pipeline.cache_key import cache_key
@@ -45,7 +46,19 @@ def turbogr(
     module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
 ) -> Callable[..., Any]:
     """Dynamo backend; `options` are the fields of `Options`."""
-    return Compilation(Options.read(options), _torch.compile_id()).compile(module, inputs)
+    return compile_graph(Options.read(options), module, inputs)
+
+
+def compile_graph(options: Options, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """One Dynamo graph: compiled, or recorded until what is done with its results is known."""
+    graph_id = _torch.compile_id()
+
+    def compile_step(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return Compilation(options, graph_id).compile(module, inputs)
+
+    if not options.deferral:
+        return compile_step(module, inputs)
+    return deferred(module, inputs, compile_step, always=options.deferral == "always")
 
 
 class Compilation:

@@ -5,6 +5,7 @@
 
 # ruff: noqa: F403
 from .aot import *
+from .deferral import *
 from .dynamo import *
 from .fake import *
 from .groups import *

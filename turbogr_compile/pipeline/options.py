@@ -21,9 +21,11 @@ VERIFY = ("off", "fast", "strict", "numeric", "validate", "shadow")
 SHADOW_CALLS = 3
 ON_ERROR = ("fallback", "raise")
 PADDED_OUTPUTS = ("strict", "unspecified")
+DEFERRAL = {"0": False, "off": False, "1": True, "on": True, "always": "always"}
 _EXPECTED = re.compile(r"\s*(?P<relation>>=|<=|==|>|<)?\s*(?P<count>\d+)\s*$")
 _ENVIRONMENT = (
     "target", "codegen", "pipeline", "dump", "verify", "on_error", "stop_after", "padded_outputs", "capacity", "worth",
+    "deferral",
 )  # fmt: skip
 
 
@@ -45,6 +47,7 @@ class Options:
     padded_outputs: str = "strict"  # or "unspecified": padded rows of returned tensors may hold anything
     capacity: Any = None  # numbers of packed rows: None as they come, 64 in multiples, 'pow2', (256, 1024) in buckets
     worth: Any = None  # what packing must save: None the shipped prices, 'always', 'flops=1e11,call=2e-5' (worth.py)
+    deferral: Any = False  # True: outputs wait for what is done with them; 'always': under no_grad, too
     stop_after: str | None = None  # 'pass' or 'pass:k': stop there, or after its k-th rewrite (bisection)
 
     @staticmethod
@@ -78,6 +81,9 @@ class Options:
         _one_of("padded_outputs", self.padded_outputs, PADDED_OUTPUTS)
         self._set("capacity", Capacity.read(self.capacity))
         self._set("worth", Worth.read(self.worth))
+        if not isinstance(self.deferral, bool):
+            _one_of("deferral", self.deferral, tuple(DEFERRAL))
+            self._set("deferral", DEFERRAL[self.deferral])
         pipeline = Pipeline.default(self.target) if self.pipeline is None else Pipeline.of(self.pipeline)
         extra = (self.passes,) if isinstance(self.passes, str) else tuple(self.passes)
         left_out = (self.without,) if isinstance(self.without, str) else tuple(self.without)

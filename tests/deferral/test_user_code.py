@@ -1,0 +1,636 @@
+"""Ways to use the output of a compiled model, each as with the eager model: values, gradients, errors."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from turbogr_compile.deferral.record import WAITING
+from turbogr_compile.deferral.tensor import Deferred, pending
+
+from .programs import IDS, MASK, Y, Broken, SASRec, assert_same, compiled, cross_entropy, made
+
+
+def sgd(model, rate=0.5):
+    return torch.optim.SGD(model.parameters(), lr=rate)
+
+
+# --- losses and backwards -------------------------------------------------------------------------------
+
+
+def one_loss(model, called):
+    loss = cross_entropy(called(IDS))
+    loss.backward()
+    return loss.item()
+
+
+def accumulation(model, called):
+    seen = []
+    for _ in range(3):
+        loss = cross_entropy(called(IDS)) / 3
+        loss.backward()
+        seen.append(loss.item())
+    return seen
+
+
+def one_backward_for_several_calls(model, called):
+    total = 0
+    for i in range(3):
+        total = total + cross_entropy(called(IDS.roll(i, 0)), Y.roll(i, 0))
+    total.backward()
+    return total.item()
+
+
+def two_losses_retained(model, called):
+    logits = called(IDS)
+    first, second = cross_entropy(logits), (logits * MASK[..., None]).square().mean()
+    first.backward(retain_graph=True)
+    second.backward()
+    return first.item(), second.item()
+
+
+def second_loss_after_backward(model, called):
+    logits = called(IDS)
+    first = cross_entropy(logits)
+    first.backward(retain_graph=True)
+    second = (logits * MASK[..., None]).square().mean()
+    second.backward()
+    return first.item(), second.item()
+
+
+def autograd_grad(model, called):
+    return torch.autograd.grad(cross_entropy(called(IDS)), list(model.parameters()))
+
+
+def autograd_backward(model, called):
+    logits = called(IDS)
+    torch.autograd.backward([cross_entropy(logits), logits.mean()])
+    return 0
+
+
+def autograd_backward_with_gradient(model, called):
+    logits = called(IDS)
+    torch.autograd.backward([logits], [torch.ones_like(logits)])
+    return logits
+
+
+def gradient_of_logits(model, called):
+    logits = called(IDS)
+    return torch.autograd.grad(cross_entropy(logits), logits)
+
+
+def hook_before_loss(model, called):
+    seen, logits = [], called(IDS)
+    logits.register_hook(lambda g: seen.append(g.clone()))
+    cross_entropy(logits).backward()
+    return seen
+
+
+def hook_after_recording(model, called):
+    seen, logits = [], called(IDS)
+    loss = cross_entropy(logits)
+    logits.register_hook(lambda g: seen.append(g.clone()))
+    loss.backward()
+    return seen
+
+
+def hook_that_changes(model, called):
+    logits = called(IDS)
+    logits.register_hook(lambda g: 2 * g)
+    cross_entropy(logits).backward()
+    return 0
+
+
+def hook_on_loss(model, called):
+    seen, loss = [], cross_entropy(called(IDS))
+    loss.register_hook(lambda g: seen.append(g.clone()))
+    loss.backward()
+    return seen
+
+
+def retain_grad(model, called):
+    logits = called(IDS)
+    logits.retain_grad()
+    cross_entropy(logits).backward()
+    return logits.grad
+
+
+def double_backward(model, called):
+    loss = (called(IDS) * MASK[..., None]).square().sum()
+    (grad,) = torch.autograd.grad(loss, model.head.weight, create_graph=True)
+    grad.square().sum().backward()
+    return loss.item(), grad
+
+
+def numbers_in_control_flow(model, called):
+    loss = cross_entropy(called(IDS))
+    if loss.item() > 3:
+        loss = loss * 2
+    if bool(loss > 1e9):
+        loss = loss * 0
+    loss.backward()
+    return loss
+
+
+def custom_function(model, called):
+    loss = cross_entropy(Twice.apply(called(IDS)))
+    loss.backward()
+    return loss
+
+
+def custom_function_of_recorded(model, called):
+    loss = Twice.apply(called(IDS).softmax(-1)).square().sum()
+    loss.backward()
+    return loss
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def parameters_in_the_loss(model, called):
+    loss = cross_entropy(called(IDS)) + 0.1 * model.head.weight.square().sum()
+    loss.backward()
+    return loss
+
+
+def added_in_place(model, called):
+    loss = cross_entropy(called(IDS))
+    loss += 0.1 * model.head.weight.square().sum()
+    loss *= 2
+    loss.backward()
+    return loss
+
+
+def total_in_place(model, called):
+    total = 0.0
+    for i in range(2):
+        total += cross_entropy(called(IDS.roll(i, 0)), Y.roll(i, 0))
+    total.backward()
+    return total
+
+
+def added_in_place_through_a_view(model, called):
+    loss = cross_entropy(called(IDS))
+    seen = loss.detach()
+    loss += 1
+    return loss, seen
+
+
+def hidden_state_as_input(model, called):
+    hidden = model.items.weight.sum() * torch.ones(())
+    loss = cross_entropy(called(IDS)) * hidden
+    loss.backward()
+    return loss
+
+
+def nonleaf_written_after_recording(model, called):
+    hidden = model.items.weight.sum() * torch.ones(())
+    loss = cross_entropy(called(IDS)) * (hidden * 1)
+    scale = hidden * 1
+    loss = loss * scale
+    with torch.no_grad():
+        pass
+    loss.backward()
+    return loss
+
+
+# --- reading --------------------------------------------------------------------------------------------
+
+
+def metric_before_loss(model, called):
+    logits = called(IDS)
+    hits = ((logits.argmax(-1) == Y) & MASK).sum().item()
+    loss = cross_entropy(logits)
+    loss.backward()
+    return hits, loss
+
+
+def metric_without_grad(model, called):
+    logits = called(IDS)
+    loss = cross_entropy(logits)
+    with torch.no_grad():
+        p = logits.softmax(-1)
+        entropy = -(p * p.log()).sum(-1)[MASK].mean()
+    loss.backward()
+    return loss, entropy, entropy.requires_grad
+
+
+def evaluation(model, called):
+    model.eval()
+    with torch.no_grad():
+        logits = called(IDS)
+        return logits[:, -1].topk(3).indices, logits
+
+
+def evaluation_in_inference_mode(model, called):
+    with torch.inference_mode():
+        return called(IDS)[:, -1].topk(3).values
+
+
+def evaluation_collects(model, called):
+    model.eval()
+    seen, total = [], 0
+    with torch.no_grad():
+        for i in range(6):
+            logits = called(IDS.roll(i, 0))
+            seen.append(logits[:, 2])
+            total += (logits.argmax(-1) == Y).sum()
+    return torch.cat(seen), total
+
+
+def described(model, called):
+    logits = called(IDS)
+    loss = cross_entropy(logits)
+    said = [
+        isinstance(logits, torch.Tensor), torch.is_tensor(logits), logits.shape == (4, 12, 50), logits.requires_grad,
+        logits.dtype == torch.float64, logits.device.type == "cpu", logits.is_leaf, loss.requires_grad, len(logits),
+        logits.ndim, logits.numel(), logits.detach().requires_grad, logits.grad is None, logits.is_contiguous(),
+        logits.stride(), logits.grad_fn is not None, logits._version,
+    ]  # fmt: skip
+    if called is not model:
+        assert pending(logits) and pending(loss)
+    return said
+
+
+def read_in_many_ways(model, called):
+    logits = called(IDS)
+    text = f"{logits.mean():.3f}", str(logits)
+    assert text[0] == f"{model(IDS).mean():.3f}" and text[1].startswith("tensor([[[")
+    return (
+        logits.detach().numpy().sum(), logits.data.sum(), logits.detach().cpu().tolist(), float(logits.sum()),
+        [row.sum() for row in logits], logits[0, 0, 0].item(),
+    )  # fmt: skip
+
+
+def copied_and_saved(model, called):
+    logits = called(IDS).detach()
+    file = io.BytesIO()
+    torch.save({"logits": logits}, file)
+    file.seek(0)
+    loaded = torch.load(file)["logits"]
+    assert type(loaded) is torch.Tensor
+    return copy.deepcopy(logits), loaded
+
+
+def containers(model, called):
+    losses = [cross_entropy(called(IDS.roll(i, 0)), Y.roll(i, 0)) for i in range(2)]
+    found = {"mean": torch.stack(losses).mean(), "sum": sum(losses)}
+    found["mean"].backward()
+    return found
+
+
+def rows_by_mask(model, called):
+    loss = F.cross_entropy(called(IDS)[MASK], Y[MASK])
+    loss.backward()
+    return loss
+
+
+def rows_by_index(model, called):
+    loss = F.cross_entropy(called(IDS)[torch.arange(4), (IDS != 0).sum(1) - 1], IDS[:, 0])
+    loss.backward()
+    return loss
+
+
+def masked_select(model, called):
+    loss = called(IDS).masked_select(MASK[..., None]).square().sum()
+    loss.backward()
+    return loss
+
+
+def shaped_like(model, called):
+    logits = called(IDS)
+    return torch.zeros_like(logits), torch.rand_like(logits), Y[..., None].expand_as(logits), logits.new_ones(3)
+
+
+def random_ops_outside(model, called):
+    return F.dropout(called(IDS), 0.5).sum(), torch.rand(3)
+
+
+# --- writing --------------------------------------------------------------------------------------------
+
+
+def input_written(model, called):
+    with torch.no_grad():
+        ids = IDS.clone()
+        logits = called(ids)
+        ids.zero_()
+        return cross_entropy(logits)
+
+
+def input_written_with_grad(model, called):
+    ids = IDS.clone()
+    loss = cross_entropy(called(ids))
+    ids.zero_()
+    return loss.detach()
+
+
+def target_written(model, called):
+    target = Y.clone()
+    loss = cross_entropy(called(IDS), target)
+    target.zero_()
+    return loss.detach()
+
+
+def numpy_input_reused(model, called):
+    memory = IDS.numpy().copy()
+    logits = called(torch.from_numpy(memory))
+    memory[:] = 1
+    return cross_entropy(logits).detach()
+
+
+def output_written(model, called):
+    logits = called(IDS)
+    logits[:, :, 0] = -1e9
+    logits.div_(2.0)
+    loss = cross_entropy(logits)
+    loss += 1.0
+    loss.backward()
+    return loss
+
+
+def written_through_a_view(model, called):
+    logits = called(IDS)
+    flat = logits.detach().view(-1, 50)
+    flat[0] = 0
+    return logits, flat
+
+
+def written_through_a_view_that_was_read(model, called):
+    logits = called(IDS)
+    flat = logits.detach().view(-1, 50)
+    seen = flat.tolist()
+    flat += 1
+    return logits, flat, seen
+
+
+def written_after_something_was_recorded(model, called):
+    logits = called(IDS)
+    p, flat = logits.softmax(-1), logits.flatten(0, 1)
+    logits.detach().mul_(2)
+    return p, flat, logits
+
+
+def written_with_gradient(model, called):
+    logits = called(IDS)
+    p = logits.softmax(-1)
+    logits.mul_(2)
+    (p.square().sum() + cross_entropy(logits)).backward()
+    return p, logits
+
+
+def numpy_memory_of_output(model, called):
+    logits = called(IDS).detach()
+    memory = logits.numpy()
+    memory[:] = 3
+    return logits, logits[0]
+
+
+def relu_in_place(model, called):
+    logits = called(IDS)
+    out = F.relu(logits, inplace=True)
+    out.sum().backward()
+    return out, logits
+
+
+# --- late reads -----------------------------------------------------------------------------------------
+
+
+def after_optimizer_step(model, called):
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    logits = called(IDS)
+    loss = cross_entropy(logits)
+    loss.backward()
+    optimizer.step()
+    return logits, loss, logits.softmax(-1).sum()
+
+
+def after_update_through_data(model, called):
+    logits = called(IDS)
+    cross_entropy(logits).backward()
+    for p in model.parameters():
+        if p.grad is not None:
+            p.data.add_(p.grad, alpha=-0.5)
+    return logits
+
+
+def after_update_without_grad(model, called):
+    logits = called(IDS)
+    cross_entropy(logits).backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.grad is not None:
+                p.add_(p.grad, alpha=-0.5)
+    return logits
+
+
+def loss_waits_while_parameters_change(model, called):
+    loss = cross_entropy(called(IDS))
+    with torch.no_grad():
+        model.places.weight.add_(1)
+    model.items.weight.data.mul_(2)
+    return loss.detach()
+
+
+def old_outputs_in_a_list(model, called):
+    kept = []
+    for _ in range(3):
+        logits = called(IDS)
+        kept.append(logits)
+        model.zero_grad()
+        cross_entropy(logits).backward()
+        for p in model.parameters():
+            if p.grad is not None:
+                p.data.add_(p.grad, alpha=-0.5)
+    return [k.sum() for k in kept]
+
+
+def two_calls_with_a_step_between(model, called):
+    optimizer = sgd(model)
+    first = called(IDS)
+    cross_entropy(first).backward()
+    optimizer.step()
+    second = called(IDS)
+    return (first - second).square().sum().detach(), first.sum().detach()
+
+
+def frozen_after_the_call(model, called):
+    loss = cross_entropy(called(IDS))
+    model.head.weight.requires_grad_(False)
+    total = loss * 1
+    total.item()
+    model.head.weight.requires_grad_(True)
+    total.backward()
+    return loss
+
+
+# --- around ---------------------------------------------------------------------------------------------
+
+
+def loss_compiled_apart(model, called):
+    apart = compiled(lambda z, t: cross_entropy(z, t))
+    loss = apart(called(IDS), Y) if called is not model else cross_entropy(model(IDS))
+    loss.backward()
+    return loss
+
+
+def loss_compiled_by_another_backend(model, called):
+    apart = torch.compile(lambda z, t: cross_entropy(z, t), backend="aot_eager")
+    loss = apart(called(IDS), Y) if called is not model else cross_entropy(model(IDS))
+    loss.backward()
+    return loss
+
+
+def threads(model, called):
+    out = [None] * 4
+    logits = called(IDS)
+
+    def work(i):
+        out[i] = cross_entropy(logits).item() if i % 2 else cross_entropy(called(IDS)).item()
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    return out
+
+
+def generator(model, called):
+    def losses():
+        for i in range(3):
+            logits = called(IDS.roll(i, 0))
+            loss = cross_entropy(logits, Y.roll(i, 0))
+            loss.backward()
+            yield logits, loss
+
+    return [(logits.sum(), loss.item()) for logits, loss in losses()]
+
+
+def checkpoint_around(model, called):
+    loss = cross_entropy(torch.utils.checkpoint.checkpoint(called, IDS, use_reentrant=False))
+    loss.backward()
+    return loss
+
+
+def vmap_over_output(model, called):
+    return torch.vmap(lambda row: row.logsumexp(-1))(called(IDS))
+
+
+def functional_gradient(model, called):
+    logits = called(IDS)
+    return torch.func.grad(lambda w: (logits * w).sum())(torch.ones(()))
+
+
+def second_model_on_the_output(model, called):
+    torch.manual_seed(3)
+    top = nn.Sequential(nn.Linear(50, 8), nn.Tanh(), nn.Linear(8, 3))
+    on_top = top if called is model else compiled(top)
+    loss = (on_top(called(IDS)).square().sum(-1) * MASK).sum()
+    loss.backward()
+    return loss, [p.grad for p in top.parameters()]
+
+
+def raised_and_handled(model, called):
+    logits = called(IDS)
+    try:
+        cross_entropy(logits, Y + 100).item()
+    except IndexError:
+        pass
+    return logits.sum()
+
+
+CODE = [f for f in list(globals().values()) if callable(f) and getattr(f, "__module__", "") == __name__
+        and getattr(f, "__code__", None) and f.__code__.co_varnames[:2] == ("model", "called")]  # fmt: skip
+
+
+@pytest.mark.parametrize("code", CODE, ids=lambda f: f.__name__)
+def test_same_as_eager(code):
+    assert_same(code)
+
+
+@pytest.mark.parametrize("code", [one_loss, after_optimizer_step, written_with_gradient], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kind", [Broken])
+def test_same_with_a_graph_break(code, kind):
+    assert_same(code, kind=kind)
+
+
+@pytest.mark.parametrize("code", [one_loss, after_optimizer_step, custom_function], ids=lambda f: f.__name__)
+def test_same_on_the_default_target(code):
+    assert_same(code, options={"target": "cpu"})
+
+
+# --- said, not done -------------------------------------------------------------------------------------
+
+
+def test_hook_after_the_loss_was_computed_raises():
+    logits = compiled(made())(IDS)
+    cross_entropy(logits).item()
+    with pytest.raises(RuntimeError, match="before the loss"):
+        logits.register_hook(lambda g: None)
+
+
+def test_errors_of_the_model_come_late_with_the_line_of_the_call():
+    ids = IDS.clone()
+    ids[0, 0] = 777
+    logits = compiled(made())(ids)
+    with pytest.raises(IndexError) as caught:
+        cross_entropy(logits).item()
+    assert any("test_user_code.py" in note for note in caught.value.__notes__)
+
+
+def test_deepcopy_of_what_has_a_gradient_raises_as_in_eager():
+    with pytest.raises(RuntimeError, match="deepcopy"):
+        copy.deepcopy(compiled(made())(IDS))
+
+
+def test_type_is_not_tensor():
+    assert type(compiled(made())(IDS)) is Deferred
+
+
+def test_nothing_is_left():
+    model = made()
+    called = compiled(model)
+    for _ in range(4):
+        cross_entropy(called(IDS.clone())).backward()
+    assert not WAITING
+
+
+def test_dropout_has_the_same_law():
+    torch.compiler.reset()
+    model = made(SASRec, drop=0.3)
+    called = compiled(model)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        eager = torch.stack([cross_entropy(model(IDS)) for _ in range(200)])
+    ours = torch.tensor([cross_entropy(called(IDS)).item() for _ in range(200)])
+    assert abs(eager.mean() - ours.mean()) < 4 * (eager.std() / 200**0.5 * 2**0.5)
+
+    def draws():
+        torch.manual_seed(7)
+        return [cross_entropy(called(IDS)).item() for _ in range(3)]
+
+    assert draws() == draws() and len(set(draws())) == 3
+
+
+def test_dropout_is_drawn_once_for_loss_and_output():
+    torch.compiler.reset()
+    logits = compiled(made(SASRec, drop=0.3))(IDS)
+    loss = cross_entropy(logits)
+    assert abs(loss.item() - cross_entropy(logits.detach()).item()) < 1e-12
+
+
+assert np

@@ -1,0 +1,155 @@
+"""What tensors without data are made of: wrappers, copy-on-write memory, size guards, and Dynamo's view of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .fake import ConstantSource, FakeTensor, FakeTensorMode, ShapeEnv
+
+below_torch_function = torch._C.DisableTorchFunctionSubclass  # the tensor's own C++ methods, not the subclass's
+
+__all__ = [
+    "address_of",
+    "below_torch_function",
+    "checks_of",
+    "dispatch_modes",
+    "fake_of_sizes",
+    "lazy_twin",
+    "saved_tensors_are_hooked",
+    "teach_dynamo",
+    "transforms_active",
+    "watching_ops",
+    "without_modes",
+    "wrapper",
+]
+
+
+def wrapper(
+    kind: type, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A tensor of a subclass that describes memory it does not have."""
+    make = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+    return make(kind, shape, strides=stride, dtype=dtype, device=device, requires_grad=False)
+
+
+def lazy_twin(x: torch.Tensor) -> torch.Tensor | None:
+    """A tensor of the same value that survives whatever is written to `x`; memory is copied by the first write.
+
+    None where the memory is not torch's own, so that nobody would notice a write.
+    """
+    if not x.untyped_storage().resizable() or x.is_shared():
+        return None
+    try:
+        return torch._lazy_clone(x)
+    except RuntimeError:
+        return None
+
+
+def address_of(x: torch.Tensor) -> int:
+    """Where its data lie; looking does not copy shared memory, as `data_ptr()` would."""
+    return torch._C._data_address(x)  # type: ignore[attr-defined]
+
+
+def saved_tensors_are_hooked() -> bool:
+    """Somebody wants to see what autograd saves: activation checkpointing, offloading."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # type: ignore[attr-defined]
+
+
+def transforms_active() -> bool:
+    """Inside of vmap, grad or another transform of torch.func."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def dispatch_modes() -> list[Any]:
+    """Modes of other people that see every op, and do not say that compiled code is none of their business."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return [m for m in _get_current_dispatch_mode_stack() if not m.ignore_compile_internals()]
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """No mode of other people sees what runs here: compiling is none of their business."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+class watching_ops(TorchDispatchMode):
+    """Calls `see(op, args, kwargs)` for every op that runs."""
+
+    def __init__(self, see: Callable[[Any, Any, Any], None]) -> None:
+        super().__init__()
+        self.see = see
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.see(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def fake_of_sizes(mode: FakeTensorMode, x: torch.Tensor, dynamic: set[int], name: str) -> FakeTensor:
+    """A fake twin whose `dynamic` dims are symbols, the same symbol for the same size."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+    sizes = [DimDynamic.DUCK if d in dynamic else DimDynamic.STATIC for d in range(x.dim())]
+    settings: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
+    return mode.from_tensor(x, symbolic_context=settings, source=ConstantSource(name))
+
+
+def checks_of(env: ShapeEnv, fakes: Sequence[Any]) -> Callable[[Sequence[Any]], bool]:
+    """Do other arguments fulfil everything that was assumed about the sizes and strides of these?"""
+    from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+    text = env.produce_guards_expression(fakes, ignore_static=False) or "True"
+    code = compile(text, "<sizes>", "eval")
+    names, functions = [f"t{i}" for i in range(len(fakes))], dict(SYMPY_INTERP)
+    return lambda args: bool(eval(code, functions, {"L": dict(zip(names, args, strict=True))}))
+
+
+def teach_dynamo(
+    kind: type,
+    module: str,
+    stand_in: Callable[[Any], torch.Tensor],
+    takes: Callable[[Any], bool],
+    value_of: Callable[[Any], Any],
+) -> None:
+    """Dynamo takes tensors of the subclass `kind` for plain ones that look like `stand_in(x)`, and does not trace what
+    is written in `module`. Compiled code that `takes` does not know gets `value_of(x)` instead."""
+    _teach_dynamo(kind, module, stand_in, takes, value_of)
+
+
+@lru_cache(maxsize=1)
+def _teach_dynamo(kind: type, module: str, stand_in: Any, takes: Any, value_of: Any) -> None:
+    from torch._dynamo import output_graph, trace_rules
+    from torch._dynamo.variables import builder
+
+    trace_rules.add(module)
+    wrap, infer = builder.VariableBuilder._wrap, builder.infer_subclass_type
+    from_tensor, call_compiler = FakeTensorMode.from_tensor, output_graph.OutputGraph.call_user_compiler
+
+    def _wrap(self: Any, value: Any) -> Any:
+        return self.wrap_tensor(value) if type(value) is kind else wrap(self, value)
+
+    def infer_subclass_type(value: Any) -> Any:
+        return None if type(value) is kind else infer(value)
+
+    def fake_from(self: Any, tensor: Any, **settings: Any) -> Any:
+        return from_tensor(self, stand_in(tensor) if type(tensor) is kind else tensor, **settings)
+
+    def call_user_compiler(self: Any, *args: Any, **kwargs: Any) -> Any:
+        compiled = call_compiler(self, *args, **kwargs)
+        if takes(getattr(compiled, "_torchdynamo_orig_callable", compiled)):
+            return compiled
+        if not any(type(a.example) is kind for a in self.graphargs):
+            return compiled
+        return lambda *given: compiled(*[value_of(x) for x in given])
+
+    output_graph.OutputGraph.call_user_compiler = call_user_compiler  # type: ignore[method-assign]
+    builder.VariableBuilder._wrap = _wrap  # type: ignore[method-assign]
+    builder.infer_subclass_type = infer_subclass_type
+    FakeTensorMode.from_tensor = fake_from  # type: ignore[method-assign, assignment]

@@ -1,0 +1,1 @@
+"""Outputs of a compiled model that wait for what is done with them; docs/deferral.md has the contract."""

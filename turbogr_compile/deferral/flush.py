@@ -1,0 +1,215 @@
+"""When values are needed: which part of the record is computed, and what becomes of the rest.
+
+* A value that user code gets as a tensor is an ordinary tensor from then on, which may be written to. Whatever was
+  recorded of it before is therefore computed from it now, as eager would have, views as views.
+* Numbers (results without dims: losses, metrics) of the same model calls are computed together.
+* Who only looks at values (prints, compares) gets numbers, and the record stays.
+* A model call that must not run twice (dropout would draw again) is computed with everything that may still be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from . import liveness
+from .record import LOCK, WAITING, Node, Source, Value, above
+from .step import Plan, where
+
+READ_RAW = 3  # calls in a row whose outputs were read as they are: waiting gains nothing
+
+
+@torch.compiler.disable
+def realize(values: Sequence[Value]) -> None:
+    """Make these ordinary tensors."""
+    with LOCK:
+        todo = [v for v in values if v.waits]
+        if not todo:
+            return
+        bases = _distinct(v.base for v in todo)
+        calls = _calls(bases)
+        besides = [v for v in _distinct([*_numbers(calls), *_kept_of_once(calls)]) if all(v is not b for b in bases)]
+        try:
+            _run([*bases, *besides], last=not besides)
+        except Exception:
+            if not besides or any(n.given_up for n in calls):
+                _failed(bases)
+                raise
+            _failed(besides)  # eager would have raised where it was recorded, and nobody asks for it here
+            _run(bases, last=False)
+        _settle()
+
+
+@torch.compiler.disable
+def look(value: Value) -> torch.Tensor:
+    """Numbers of a value, for those who keep nothing of its memory."""
+    with LOCK:
+        if value.waits and (not value.base.meta.shape or any(n.model.once for n in _calls([value]))):
+            realize([value])
+        if value.real is not None:
+            return value.real
+        if value.seen is None:
+            (result,) = _compute(Plan([value]))
+            value.seen = result.detach()
+        return value.seen
+
+
+@torch.compiler.disable
+def compute(values: Sequence[Value]) -> list[torch.Tensor]:
+    """Real tensors with gradients, for whoever goes around us; the record stays."""
+    with LOCK, torch.enable_grad():
+        if any(n.model.once for n in _calls([v for v in values if v.waits])):
+            realize(values)
+        waiting = [v for v in values if v.waits]
+        found = dict(zip(map(id, waiting), _compute(Plan(waiting)), strict=True)) if waiting else {}
+        return [v.real if v.real is not None else found[id(v)] for v in values]
+
+
+def _failed(values: Sequence[Value]) -> None:
+    for v in values:
+        WAITING.pop(id(v), None)
+
+
+def _distinct(values: Any) -> list[Value]:
+    return list({id(v): v for v in values}.values())
+
+
+def _calls(values: Sequence[Value]) -> list[Node]:
+    return [n for n in above(values) if n.model is not None] if values else []
+
+
+def _depending(calls: Sequence[Node]) -> list[Value]:
+    """What waits for these model calls."""
+    orders = {n.order for n in calls}
+    return [v for v in list(WAITING.values()) if v.waits and any(n.order in orders for n in above([v]))]
+
+
+def _numbers(calls: Sequence[Node]) -> list[Value]:
+    return [v.base for v in _depending(calls) if not v.base.meta.shape]
+
+
+def _kept_of_once(calls: Sequence[Node]) -> list[Value]:
+    once = [n for n in calls if n.model.once]
+    if not once:
+        return []
+    return [v.base for v in liveness.may_be_read(_depending(once))]
+
+
+def _compute(plan: Plan, ready: Any = lambda: None) -> list[torch.Tensor]:
+    calls = plan.models
+    try:
+        results = calls[0].model.programs.run(plan, ready)
+    except Exception as error:
+        for n in calls:
+            error.add_note(f"turbogr: computed late; the model was called at {where(n)}")
+        raise
+    for n in calls:
+        n.ran += 1
+    return results
+
+
+def _run(chosen: list[Value], last: bool) -> None:
+    plan = Plan(chosen)
+    calls = plan.models
+    for n in calls:
+        n.model.read(n, any(v.node is n for v in chosen))
+    # Inputs are there: what nobody can ask for again lets go of old parameters before kernels touch their memory.
+    results = _compute(plan, (lambda: _let_go(plan, chosen)) if last else lambda: None)
+    for value, result in zip(chosen, results, strict=True):
+        value.becomes(_as_promised(value, result))
+    if not last:
+        _let_go(plan, chosen)
+
+
+def _let_go(plan: Plan, chosen: list[Value]) -> None:
+    """Model calls that nobody can ask for again give up what they keep alive, parameters above all."""
+    mine = {id(v) for v in chosen}
+    rest = [v for v in _depending(plan.models) if id(v.base) not in mine]
+    kept = {n.order for v in liveness.may_be_read(rest) for n in above([v])}
+    for n in plan.nodes:
+        if n.order not in kept:
+            n.give_up("though no variable that may still be read had it")
+
+
+def _as_promised(value: Value, result: torch.Tensor) -> torch.Tensor:
+    """Strides are part of what user code was told: a view of it must be a view."""
+    meta = value.meta
+    if result.stride() == meta.stride or result.numel() == 0:
+        return result
+    with torch.set_grad_enabled(result.requires_grad):
+        return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device).copy_(result)
+
+
+def _settle() -> None:
+    """What was recorded of values that are there now is computed from them."""
+    while True:
+        node = _next_to_settle()
+        if node is None:
+            return
+        waiting = [a for a in node.leaves() if isinstance(a, Value) and a.waits]
+        if waiting:  # it also hangs on something else, which is then needed as well
+            realize(waiting)
+        else:
+            _settle_node(node)
+
+
+def _next_to_settle() -> Node | None:
+    found: dict[int, Node] = {}
+    for v in list(WAITING.values()):
+        for n in _waiting_above(v):
+            if any(isinstance(a, Value) and a.real is not None for a in n.leaves()):
+                found[n.order] = n
+    return found[min(found)] if found else None
+
+
+def _waiting_above(value: Value) -> list[Node]:
+    seen: dict[int, Node] = {}
+    todo = [value.maker] if value.waits else []
+    while todo:
+        node = todo.pop()
+        if node is not None and node.order not in seen:
+            seen[node.order] = node
+            todo += [a.maker for a in node.leaves() if isinstance(a, Value) and a.waits]
+    return list(seen.values())
+
+
+def _settle_node(node: Node) -> None:
+    if node.model is not None:
+        _settle_model(node)
+        return
+    args, kwargs = _values_in((node.args, node.kwargs))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(node.modes.grad))
+        cast = node.modes.autocast
+        stack.enter_context(torch.autocast("cpu", enabled=cast is not None, **({"dtype": cast[0]} if cast else {})))
+        try:
+            flat = pytree.tree_leaves(node.func(*args, **kwargs))
+        except Exception:
+            _failed(node.values)
+            raise
+    for value in list(node.values):
+        value.becomes(flat[max(value.index, 0)])
+    node.args, node.kwargs = (), {}
+
+
+def _settle_model(node: Node) -> None:
+    """A second model that was given outputs of the first: its call reads them as they are now."""
+    node.args = tuple(Source(a.real) if isinstance(a, Value) and a.real is not None else a for a in node.args)
+
+
+def _values_in(x: Any) -> Any:
+    if isinstance(x, Value):
+        return x.real
+    if isinstance(x, Source):
+        return x.value()
+    if isinstance(x, (list, tuple)):
+        return type(x)(_values_in(i) for i in x) if type(x) in (list, tuple) else tuple(_values_in(i) for i in x)
+    if isinstance(x, dict):
+        return {k: _values_in(v) for k, v in x.items()}
+    if isinstance(x, slice):
+        return slice(*(_values_in(p) for p in (x.start, x.stop, x.step)))
+    return x

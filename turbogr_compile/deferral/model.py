@@ -1,0 +1,300 @@
+"""A model's graph, recorded when it is called.
+
+`deferred` takes the place of the ordinary compilation of one Dynamo graph, where the graph may wait.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .. import _torch
+from ..capture.dynamo import CannotCapture, capture
+from ..check.validate import draws
+from ..graph.nodes import is_collective
+from ..pipeline.remarks import warn
+from . import liveness
+from .flush import READ_RAW, realize
+from .record import LOCK, WAITING, Meta, Modes, Node, Source, Value, above
+from .step import Compiler, Programs
+from .tensor import Deferred, line_of_user, pending, real_of, tensor_for
+
+T = torch.Tensor
+_serial = itertools.count()
+BUDGET = 1 << 32  # bytes of parameters of which an old copy may be kept for a late reader
+
+
+class MayNotWait(Exception):
+    """Why a graph is computed at its call."""
+
+
+def deferred(
+    module: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, always: bool = False
+) -> Callable[..., Any]:
+    """A function for Dynamo that records calls of the graph, or the compiled graph where it may not wait.
+
+    `always`: under `no_grad`, too.
+    """
+    teach_dynamo()
+    try:
+        return ModelGraph(module, inputs, compiler, always)
+    except (MayNotWait, CannotCapture) as refusal:
+        if _returns_rows(module):
+            warn(f"this graph is computed at its call, not deferred: {_first_line(refusal)}")
+        run = compiler(module, inputs)
+        return lambda *given: run(*[real_of(x) for x in given])
+
+
+def teach_dynamo() -> None:
+    room = __name__.rpartition(".")[0]
+    _torch.teach_dynamo(Deferred, room, stand_in, lambda compiled: isinstance(compiled, ModelGraph), real_of)
+
+
+def stand_in(x: Deferred) -> torch.Tensor:
+    """A plain tensor of the same type, for whoever only describes it."""
+    if x.value.real is not None:
+        return x.value.real
+    meta = x.value.meta
+    with torch.inference_mode(False):
+        found = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
+    return found.requires_grad_(meta.requires_grad)
+
+
+class ModelGraph:
+    """One graph of Dynamo's. Nothing is compiled before results of it are needed."""
+
+    def __init__(self, module: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, always: bool) -> None:
+        self.serial = next(_serial)
+        self.always = always
+        self.random = _checked(module, inputs)
+        self.names = [n.name for n in module.graph.find_nodes(op="placeholder")]
+        self.symbols, self.size_inputs = _symbols(module)
+        self.outputs = _outputs(module)
+        self.module = _bare_copy(module)
+        self.programs = Programs(compiler)
+        self.metas: dict[Any, Meta] = {}
+        self.calls = 0
+        self.read_raw = 0  # calls in a row whose outputs were read as they are
+        self.recent: list[weakref.ref[Node]] = []
+        self.large = False
+        self.said: set[str] = set()
+
+    @property
+    def once(self) -> bool:
+        """A call runs once: dropout would draw again, or old parameters are too large to keep."""
+        return self.random or self.large
+
+    def __call__(self, *inputs: Any) -> Any:
+        with LOCK, _torch.outside_compilation():
+            self._age()
+            why = self._not_now(inputs)
+            node = Node(None, tuple(_kept(x) for x in inputs), {}, Modes(), line_of_user(), self)
+            node.sizes = tuple(_size(inputs[i], d) for i, d in self.symbols.values())
+            self.calls += 1
+            node.number = self.calls
+            if self.random:
+                node.seed = int(torch.empty((), dtype=torch.int64).random_())
+            results, values = self._results(node, deferring=not why)
+            if why:
+                realize(values)
+                return [x.real if isinstance(x, Value) else x for x in results]
+            self.recent.append(weakref.ref(node))
+            return results
+
+    def _not_now(self, inputs: Sequence[Any]) -> str:
+        """Why this call is computed at once, or ''."""
+        if torch.is_inference_mode_enabled():
+            return "inference mode"
+        if not torch.is_grad_enabled() and not self.always and not any(pending(x) for x in inputs):
+            return self._say(
+                "gradients are off",
+                "calls under no_grad are not deferred; options={'deferral': 'always'} defers them too, which pays "
+                "where only few rows of an output are read",
+            )
+        if self.read_raw >= READ_RAW:
+            return self._say("raw", "outputs are read or written as they are, call after call: no longer deferred")
+        if _torch.saved_tensors_are_hooked():
+            return self._say("hooks", "calls inside of saved-tensor hooks (activation checkpointing) are not deferred")
+        if _torch.transforms_active():
+            return self._say("transform", "calls inside of torch.func transforms are not deferred")
+        if _torch.dispatch_modes():
+            return self._say("modes", "calls under a foreign dispatch mode are not deferred")
+        return ""
+
+    def _say(self, key: str, text: str) -> str:
+        if key not in self.said:
+            self.said.add(key)
+            warn(text)
+        return text
+
+    def _results(self, node: Node, deferring: bool) -> tuple[list[Any], list[Value]]:
+        sizes = dict(zip(self.symbols, node.sizes, strict=True))
+        results: list[Any] = []
+        for i, (kind, what) in enumerate(self.outputs):
+            if kind == "constant":
+                results.append(what)
+            elif kind == "size":
+                results.append(_at(what, sizes))
+            elif kind == "again":
+                results.append(results[what])
+            else:
+                value = Value(node, i, self._meta(i, what, node, sizes))
+                node.values.append(value)
+                results.append(tensor_for(value) if deferring else value)
+        return results, list(node.values)
+
+    def _meta(self, i: int, template: Any, node: Node, sizes: dict[Any, int]) -> Meta:
+        key = (i, node.sizes, node.modes.grad)
+        meta = self.metas.get(key)
+        if meta is None:
+            if len(self.metas) > 4096:
+                self.metas.clear()
+            shape, stride, dtype, device, requires_grad = template
+            meta = self.metas[key] = Meta(
+                [_at(s, sizes) for s in shape], [_at(s, sizes) for s in stride], dtype, device,
+                requires_grad and node.modes.grad,
+            )  # fmt: skip
+        return meta
+
+    def read(self, node: Node, raw: bool) -> None:
+        """A call is computed; `raw` where an output is wanted as it is."""
+        if not node.ran:
+            self.read_raw = self.read_raw + 1 if raw else 0
+
+    def written(self) -> None:
+        """An output was written to: it is needed as it is, and will be again."""
+        self.read_raw = READ_RAW
+
+    def _age(self) -> None:
+        """Records do not grow: what was recorded before the last call, and is still waited for, is computed now."""
+        self.recent = [r for r in self.recent if r() is not None]
+        if not self.recent:
+            return
+        old = []
+        for v in list(WAITING.values()):
+            calls = [n.number for n in above([v]) if n.model is self]
+            if calls and (not v.meta.shape or v.node.model is None or min(calls) < self.calls):
+                old.append(v)
+        numbers = [v for v in old if not v.meta.shape]
+        others = liveness.may_be_read([v for v in old if v.meta.shape])
+        if numbers or others:
+            realize([*numbers, *others])
+
+
+def _kept(x: Any) -> Any:
+    if type(x) is Deferred:
+        return x.value if pending(x) else Source(real_of(x))
+    return Source(x) if isinstance(x, T) else x
+
+
+def _size(x: Any, dim: int | None) -> int:
+    if dim is None:
+        return x
+    return x.value.meta.shape[dim] if type(x) is Deferred else x.shape[dim]
+
+
+# --- reading Dynamo's graph -----------------------------------------------------------------------------
+
+
+def _checked(module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Raises where a graph may not wait; else says whether it draws random numbers."""
+    goes_on = any(type(x) is Deferred for x in inputs)  # after a graph break, or a loss compiled apart
+    if not goes_on and not _returns_rows(module):
+        raise MayNotWait("it returns no tensor with rows")
+    for x in inputs:
+        if isinstance(x, T) and type(x) not in (T, torch.nn.Parameter, Deferred, _torch.FakeTensor):
+            raise MayNotWait(f"an input is a {type(x).__name__}")
+    stand_ins = [stand_in(x) if type(x) is Deferred else x for x in inputs]
+    captured = capture(module, stand_ins).module
+    if any(n.target is torch.ops.aten.copy_.default for n in captured.graph.nodes):
+        raise MayNotWait("it writes to its inputs")
+    if any(is_collective(n) for n in captured.graph.nodes):
+        raise MayNotWait("it exchanges data with other ranks, which must happen where all ranks are")
+    given = {_torch.StorageWeakRef(v.untyped_storage()) for n in module.graph.find_nodes(op="placeholder")
+             if isinstance(v := n.meta.get("example_value"), T)}  # fmt: skip
+    returned: set[Any] = set()
+    (output,) = module.graph.find_nodes(op="output")
+    for n in dict.fromkeys(n for n in output.args[0] if isinstance(n, fx.Node)):
+        value = n.meta.get("example_value")
+        if isinstance(value, T):
+            memory = _torch.StorageWeakRef(value.untyped_storage())
+            if memory in given:
+                raise MayNotWait("it returns an input, or a view of one")
+            if memory in returned:
+                raise MayNotWait("two of its outputs share memory")
+            returned.add(memory)
+    return any(draws(n) for n in captured.graph.nodes if n.op == "call_function")
+
+
+def _returns_rows(module: fx.GraphModule) -> bool:
+    (output,) = module.graph.find_nodes(op="output")
+    values = [n.meta.get("example_value") for n in output.args[0] if isinstance(n, fx.Node)]
+    return any(isinstance(v, T) and v.dim() >= 2 for v in values)
+
+
+def _symbols(module: fx.GraphModule) -> tuple[dict[Any, tuple[int, int | None]], dict[int, tuple[int, int]]]:
+    """Symbol -> input and dim that have it; and for inputs that are sizes of other inputs, which."""
+    found: dict[Any, tuple[int, int | None]] = {}
+    numbers: dict[int, Any] = {}
+    for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.SymInt):
+            numbers[i] = value.node.expr
+        elif isinstance(value, T):
+            for d, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                    found.setdefault(size.node.expr, (i, d))
+    sizes = {i: found[e] for i, e in numbers.items() if e in found}
+    for i, e in numbers.items():
+        found.setdefault(e, (i, None))
+    return found, sizes  # type: ignore[return-value]
+
+
+def _outputs(module: fx.GraphModule) -> list[tuple[str, Any]]:
+    (output,) = module.graph.find_nodes(op="output")
+    found: list[tuple[str, Any]] = []
+    seen: dict[fx.Node, int] = {}
+    for i, node in enumerate(output.args[0]):
+        value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+        if not isinstance(node, fx.Node):
+            found.append(("constant", node))
+        elif node in seen:
+            found.append(("again", seen[node]))
+        elif isinstance(value, T):
+            if any(_torch.free_unbacked(s) for s in (*value.shape, *value.stride()) if isinstance(s, torch.SymInt)):
+                raise MayNotWait("the size of an output depends on data")
+            shape, stride = [_formula(s) for s in value.shape], [_formula(s) for s in value.stride()]
+            found.append(("tensor", (shape, stride, value.dtype, value.device, value.requires_grad)))
+            seen[node] = i
+        elif isinstance(value, (torch.SymInt, int)) and not _torch.free_unbacked(value):
+            found.append(("size", _formula(value)))
+        else:
+            raise MayNotWait(f"an output is a {type(value).__name__}")
+    return found
+
+
+def _formula(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else int(size)
+
+
+def _at(size: Any, sizes: dict[Any, int]) -> int:
+    if isinstance(size, int):
+        return size
+    return sizes[size] if size in sizes else int(size.subs(sizes))
+
+
+def _bare_copy(module: fx.GraphModule) -> fx.GraphModule:
+    """The graph without values: a batch must not live as long as it."""
+    graph = _torch.copy_graph(module.graph)
+    for node in graph.nodes:
+        node.meta = {k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack", "source_fn_stack")}
+    return fx.GraphModule(module, graph)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

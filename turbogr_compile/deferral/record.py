@@ -1,0 +1,317 @@
+"""What was asked for and is not computed yet: calls of model graphs, calls of torch functions, and what they read.
+
+A record is made of pure functions and of values that nobody can change any more: a tensor from outside is a `Source`,
+which has the value it had when it was recorded, whatever is written to the tensor afterwards. So a record can be
+computed at any time, and again, with the same result.
+
+Gradients do not depend on how a tensor is used. Each waiting tensor has a place in autograd's graph: a gradient that
+reaches it from code that does not ask us (an `autograd.Function`, C++) is sent through the real computation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import TurbogrError
+
+LOCK = threading.RLock()  # one record for all threads: their calls may meet in one sum
+WAITING: dict[int, Value] = {}  # values that are not computed, and that user code has a tensor for
+
+
+class LateRead(TurbogrError, RuntimeError):
+    """A value is asked for after it was given up: it seemed that nobody could ask."""
+
+
+class Meta:
+    """What is known of a tensor before it is computed."""
+
+    __slots__ = ("device", "dtype", "requires_grad", "shape", "stride")
+
+    def __init__(self, shape: Any, stride: Any, dtype: Any, device: Any, requires_grad: bool) -> None:
+        self.shape, self.stride = tuple(shape), tuple(stride)
+        self.dtype, self.device, self.requires_grad = dtype, device, requires_grad
+
+    @staticmethod
+    def of(x: torch.Tensor) -> Meta:
+        return Meta(x.shape, x.stride(), x.dtype, x.device, x.requires_grad)
+
+
+class Source:
+    """A tensor from outside, with the value and the place in autograd's graph that it has now."""
+
+    __slots__ = ("dtype", "is_leaf", "key", "requires_grad", "shape", "shared", "stride", "tensor", "twin", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.version = tensor, _torch.version_of(tensor)
+        self.shape, self.stride, self.dtype = tuple(tensor.shape), tensor.stride(), tensor.dtype
+        self.requires_grad, self.is_leaf = tensor.requires_grad, tensor.is_leaf
+        self.twin: torch.Tensor | None = None
+        if self.requires_grad and not self.is_leaf:
+            # Its place in autograd's graph moves when it is written to: the twin keeps the one it has now.
+            with torch.enable_grad():
+                self.twin = _Twin.apply(tensor)
+            self.shared = True
+        else:
+            with torch.no_grad():
+                self.twin = _torch.lazy_twin(tensor)
+                self.shared = self.twin is not None
+                if self.twin is None:
+                    self.twin = tensor.detach().clone()  # foreign memory: nobody sees writes to it
+        # One slot of a step for one value: two calls may be computed together, with a step of the optimizer between.
+        self.key = (id(tensor), self.version, _torch.address_of(tensor), self.requires_grad)
+
+    def changed(self) -> bool:
+        """By the counter of writes, or, since `.data` has a counter of its own, by the memory itself."""
+        if not self.shared or _torch.version_of(self.tensor) != self.version:
+            return True
+        assert self.twin is not None
+        return _torch.address_of(self.tensor) != _torch.address_of(self.twin)
+
+    def value(self) -> torch.Tensor:
+        if self.twin is None:
+            raise LateRead("a value is asked for after it was given up")
+        if self.requires_grad and not self.is_leaf:
+            return self.twin
+        if not self.requires_grad:
+            return self.twin if self.changed() else self.tensor.detach() if self.tensor.requires_grad else self.tensor
+        if not self.tensor.requires_grad:  # frozen since
+            self.tensor.requires_grad_(True)
+            try:
+                return _old_value(self.tensor, self.twin)
+            finally:
+                self.tensor.requires_grad_(False)
+        return _old_value(self.tensor, self.twin) if self.changed() else self.tensor
+
+
+def _old_value(parameter: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        return _Old.apply(parameter, old)
+
+
+class _Twin(torch.autograd.Function):
+    """The value a tensor has now, whatever is written to it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        twin = _torch.lazy_twin(tensor)
+        return twin if twin is not None else tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return grad
+
+
+class _Old(torch.autograd.Function):
+    """The old value of a parameter, whose gradient goes to the parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+        return old.view_as(old)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return grad, None
+
+
+class Value:
+    """One result of a node. `real` is the ordinary tensor that user code has, as soon as it has one."""
+
+    __slots__ = ("__weakref__", "alias", "index", "maker", "meta", "real", "seen", "tensor", "token")
+
+    def __init__(self, node: Node, index: int, meta: Meta, alias: Value | None = None) -> None:
+        self.maker: Node | None = node
+        self.index, self.meta, self.token = index, meta, node.token
+        self.alias = alias  # eager's result would share this one's memory
+        self.real: torch.Tensor | None = None
+        self.seen: torch.Tensor | None = None  # its numbers, for those who only look: memory that nobody else has
+        self.tensor: weakref.ref[Any] | None = None  # what stands for it in user code
+
+    def stands(self, tensor: torch.Tensor) -> None:
+        """User code has this tensor for it."""
+        key = id(self)
+        self.tensor = weakref.ref(tensor, lambda _: WAITING.pop(key, None))
+        WAITING[key] = self
+
+    @property
+    def node(self) -> Node:
+        if self.maker is None:
+            raise LateRead("turbogr: a gradient is asked for of a value whose record is gone")
+        return self.maker
+
+    def becomes(self, real: torch.Tensor) -> None:
+        """Computed: from now on an ordinary tensor, which keeps nothing of the record alive."""
+        self.real, self.seen, self.maker, self.alias = real, None, None, None
+        WAITING.pop(id(self), None)
+
+    @property
+    def waits(self) -> bool:
+        return self.real is None
+
+    @property
+    def base(self) -> Value:
+        value = self
+        while value.alias is not None:
+            value = value.alias
+        return value
+
+
+class Modes:
+    """Settings of torch that a computation depends on."""
+
+    __slots__ = ("autocast", "dtype", "grad")
+
+    def __init__(self) -> None:
+        self.grad = torch.is_grad_enabled()
+        on = torch.is_autocast_enabled("cpu")
+        self.autocast = (torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()) if on else None
+        self.dtype = torch.get_default_dtype()
+
+    @property
+    def key(self) -> Any:
+        return self.grad, self.autocast, self.dtype
+
+
+_order = itertools.count()
+
+
+class Node:
+    """One recorded call: of a model's graph, or of a torch function."""
+
+    __slots__ = ("__weakref__", "anchor", "args", "func", "given_up", "kwargs", "line", "model", "modes", "number",
+                 "order", "ran", "seed", "sizes", "token", "values")  # fmt: skip
+
+    def __init__(self, func: Any, args: Any, kwargs: Any, modes: Modes, line: Any, model: Any = None) -> None:
+        self.order = next(_order)
+        self.func, self.args, self.kwargs, self.modes, self.line = func, args, kwargs, modes, line
+        self.model = model  # whose graph it is a call of
+        self.given_up = ""  # why it can no longer be computed
+        self.values: list[Value] = []
+        self.ran = 0  # how often it was computed
+        self.number = 0  # of the model's calls
+        self.seed: int | None = None
+        self.sizes: tuple[int, ...] = ()  # of a model's call: what its graph leaves open
+        self.token: Token | None = None
+        self.anchor: torch.Tensor | None = None
+
+    def leaves(self) -> Iterator[Any]:
+        return leaves_of((self.args, self.kwargs))
+
+    def give_up(self, why: str) -> None:
+        for a in self.leaves():
+            if isinstance(a, Source):
+                a.twin = None
+        self.given_up, self.args, self.kwargs = why, (), {}
+
+    def connect(self, compute: Compute) -> None:
+        """A place in autograd's graph, for results that require grad."""
+        sources = [a for a in self.leaves() if isinstance(a, Source) and a.requires_grad]
+        above = {id(a.node.token): a.node for a in self.leaves() if isinstance(a, Value) and a.meta.requires_grad}
+        if not sources and len(above) == 1:
+            (node,) = above.values()
+            self.token, self.anchor = node.token, node.anchor
+            return
+        self.token = Token(sources, [n.token for n in above.values() if n.token is not None])
+        given = [s.twin if s.requires_grad and not s.is_leaf else s.tensor for s in sources]
+        anchors = [n.anchor for n in above.values() if n.anchor is not None]
+        self.anchor = _Anchor.apply(self.token, compute, len(anchors), *anchors, *given)
+
+
+def leaves_of(x: Any) -> Iterator[Any]:
+    if isinstance(x, (list, tuple)):
+        for item in x:
+            yield from leaves_of(item)
+    elif isinstance(x, dict):
+        for item in x.values():
+            yield from leaves_of(item)
+    elif isinstance(x, slice):
+        yield from leaves_of((x.start, x.stop, x.step))
+    else:
+        yield x
+
+
+def above(values: Sequence[Value]) -> list[Node]:
+    """Everything that these are computed from, in the order of recording."""
+    seen: dict[int, Node] = {}
+    todo = [v.node for v in values]
+    while todo:
+        node = todo.pop()
+        if node.order not in seen:
+            seen[node.order] = node
+            todo += [a.node for a in node.leaves() if isinstance(a, Value)]
+    return [seen[k] for k in sorted(seen)]
+
+
+# --- gradients that come by other ways ------------------------------------------------------------------
+
+
+Compute = Callable[[Sequence[Value]], list[torch.Tensor]]
+
+
+class Token:
+    """Stands in autograd's graph for what waiting tensors are computed from.
+
+    Gradients that reach waiting tensors wait here until all have come; then they go through the real computation.
+    """
+
+    __slots__ = ("parents", "sources", "waiting")
+
+    def __init__(self, sources: list[Source], parents: list[Token]) -> None:
+        self.sources, self.parents = sources, parents
+        self.waiting: list[tuple[Value, torch.Tensor]] = []
+
+    def reach(self) -> list[Token]:
+        found: dict[int, Token] = {}
+        todo = [self]
+        while todo:
+            token = todo.pop()
+            if id(token) not in found:
+                found[id(token)] = token
+                todo += token.parents
+        return list(found.values())
+
+
+class _Anchor(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, token: Token, compute: Compute, anchors: int, *given: torch.Tensor) -> torch.Tensor:
+        ctx.token, ctx.compute, ctx.anchors = token, compute, anchors
+        return torch.empty(())
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        token = ctx.token
+        waiting, token.waiting = token.waiting, []
+        nothing = (None, None, None, *([torch.zeros(())] * ctx.anchors))
+        if not waiting or not token.sources:
+            return (*nothing, *([None] * len(token.sources)))
+        reals = ctx.compute([value for value, _ in waiting])
+        pairs = [(r, g) for r, (_, g) in zip(reals, waiting, strict=True) if r.requires_grad]
+        inputs = [s.twin if not s.is_leaf else s.tensor for s in token.sources]
+        found = torch.autograd.grad(
+            [r for r, _ in pairs], inputs, [g for _, g in pairs],
+            retain_graph=True, create_graph=torch.is_grad_enabled(), allow_unused=True,
+        )  # fmt: skip
+        return (*nothing, *found)
+
+
+class Link(torch.autograd.Function):
+    """Makes the tensor that stands for a value, at its place in autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, value: Value, make: Any) -> Any:
+        ctx.value = value
+        ctx.set_materialize_grads(False)
+        return make(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> Any:  # type: ignore[override]
+        if grad is not None:
+            for token in ctx.value.token.reach():
+                token.waiting.append((ctx.value, grad))
+        return torch.zeros(()), None, None

@@ -1,0 +1,361 @@
+"""A part of the record as one graph, compiled like any other: model graphs, and recorded calls appended to them.
+
+A plan that was seen before, with the same sizes, runs at once. Otherwise programs of the same structure are asked
+whether their assumptions about sizes hold; what none of them takes is compiled, and sizes and numbers that were
+different before become symbols.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import fx
+
+from .. import _torch
+from ..pipeline.remarks import warn
+from .record import LateRead, Node, Source, Value, above
+
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+_EXACT = 4096  # sizes remembered per model graph
+_TOO_MANY = 12  # programs of one structure: whatever changes between steps cannot be made a symbol
+
+
+class Plan:
+    """What to compute: nodes, the tensors from outside they read, and all numbers among their arguments."""
+
+    def __init__(self, wanted: Sequence[Value]) -> None:
+        self.wanted, self.nodes = list(wanted), above(wanted)
+        self.place = {n.order: i for i, n in enumerate(self.nodes)}
+        self.sources: list[Source] = []
+        self.numbers: list[int] = []
+        self.described: list[Any] = []
+        self._slots: dict[Any, int] = {}
+        for node in self.nodes:
+            if node.given_up:
+                raise LateRead(f"turbogr: a deferred result is read, {node.given_up}; model called at {where(node)}")
+        calls = tuple(self._call(node) for node in self.nodes)
+        outputs = tuple((self.place[v.node.order], v.index) for v in self.wanted)
+        self.structure = (calls, outputs)
+        self.exact = (self.structure, tuple(self.numbers), tuple(self.described))
+
+    @property
+    def models(self) -> list[Node]:
+        return [n for n in self.nodes if n.model is not None]
+
+    @property
+    def grad(self) -> bool:
+        return any(n.modes.grad for n in self.nodes)
+
+    def _call(self, node: Node) -> Any:
+        model = node.model
+        if model is not None:
+            self.described.append(node.sizes)
+        callee = model.serial if model is not None else node.func
+        args = tuple(self._wired(a, model is None) for a in node.args)
+        kwargs = tuple((k, self._wired(v, True)) for k, v in node.kwargs.items())
+        return callee, args, kwargs, node.modes.key
+
+    def _wired(self, a: Any, described: bool) -> Any:
+        kind = type(a)
+        if kind is Value:
+            return "value", self.place[a.node.order], a.index
+        if kind is Source:
+            slot = self._slots.get(a.key)
+            if slot is None:
+                slot = self._slots[a.key] = len(self.sources)
+                self.sources.append(a)
+                if described:
+                    self.described.append((a.shape, a.stride))
+            return ("source", slot, a.dtype, a.requires_grad, len(a.shape)) if described else ("source", slot)
+        if kind is int:
+            self.numbers.append(a)
+            return "number", len(self.numbers) - 1
+        if kind is tuple or kind is list or kind is torch.Size:
+            return ("list" if kind is list else "tuple"), tuple(self._wired(x, described) for x in a)
+        if kind is slice:
+            return "slice", tuple(self._wired(x, described) for x in (a.start, a.stop, a.step))
+        if kind is dict:
+            return "dict", tuple((k, self._wired(x, described)) for k, x in a.items())
+        return "constant", kind, repr(a) if kind is float else a
+
+
+class Programs:
+    """Compiled steps that begin with one model graph."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self.compiler = compiler
+        self.exact: dict[Any, Program] = {}
+        self.alike: dict[Any, list[Program]] = {}
+
+    def run(self, plan: Plan, ready: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
+        """Results of the plan. `ready` is called when its inputs are there, before anything reads their memory."""
+        values = [s.value() for s in plan.sources]
+        program = self.exact.get(plan.exact)
+        if program is None:
+            program = self._find(plan, values)
+            if len(self.exact) >= _EXACT:
+                self.exact.clear()
+            self.exact[plan.exact] = program
+        ready()
+        return program(plan, values)
+
+    def _find(self, plan: Plan, values: list[Any]) -> Program:
+        alike = self.alike.setdefault(plan.structure, [])
+        for program in alike:
+            if program.takes(plan, values):
+                return program
+        if len(alike) == _TOO_MANY:
+            warn(
+                "a step was compiled anew too often: numbers or sizes in it change that cannot be symbols; "
+                f"from now on it runs op by op\n  {where(plan.nodes[-1])}"
+            )
+        compiler = self.compiler if len(alike) < _TOO_MANY else _op_by_op
+        program = Program(plan, values, alike, compiler)
+        if compiler is not _op_by_op:
+            alike.append(program)
+        return program
+
+
+def _op_by_op(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    return module.forward
+
+
+class Program:
+    """A plan, compiled."""
+
+    def __init__(self, plan: Plan, values: list[Any], before: list[Program], compiler: Compiler) -> None:
+        self.sizes = [tuple(v.shape) for v in values]
+        self.numbers = tuple(plan.numbers)
+        self.changing = self._changing_numbers(plan, before)
+        mode = _torch.new_fake_mode()
+        assert mode.shape_env is not None
+        fakes: list[Any] = []
+        for i, v in enumerate(values):
+            fakes.append(_torch.fake_of_sizes(mode, v, self._dynamic(plan, i, before), f"x{i}"))
+        for k in self.changing:
+            fakes.append(_torch.named_symbol(mode.shape_env, f"n{k}", plan.numbers[k]))
+        given = [*values, *(plan.numbers[k] for k in self.changing)]
+        module = _Writer(plan, self.changing, fakes, given).module
+        with _torch.without_modes(), _torch.tracing_with(mode), plain_modes(plan):
+            self.compiled = compiler(module, fakes)
+        for node in module.graph.find_nodes(op="placeholder"):
+            node.meta.clear()  # a batch must not live as long as the code compiled for it
+        self.holds = _torch.checks_of(mode.shape_env, fakes)
+
+    def _changing_numbers(self, plan: Plan, before: list[Program]) -> list[int]:
+        """Numbers that were others before; at first those that are sizes which the model's graph leaves open."""
+        if before:
+            known = {k for p in before for k in p.changing}
+            return [k for k, n in enumerate(plan.numbers) if k in known or any(p.numbers[k] != n for p in before)]
+        sizes = [n for n in sorted(_open_sizes(plan)) if n > 1]
+        products = {*sizes, *(a * b for i, a in enumerate(sizes) for b in sizes[i + 1 :])}
+        return [k for k, n in enumerate(plan.numbers) if n in products]
+
+    def _dynamic(self, plan: Plan, slot: int, before: list[Program]) -> set[int]:
+        shape = self.sizes[slot]
+        if plan.sources[slot].requires_grad and plan.sources[slot].is_leaf:
+            return set()
+        found = {d for d, size in enumerate(shape) if size > 1 and size in _open_sizes(plan)}
+        for p in before:
+            found |= {d for d, (a, b) in enumerate(zip(p.sizes[slot], shape, strict=False)) if a != b}
+        return found
+
+    def takes(self, plan: Plan, values: list[Any]) -> bool:
+        if any(n != m and k not in self.changing for k, (n, m) in enumerate(zip(plan.numbers, self.numbers, strict=True))):
+            return False
+        if any(v.dim() != len(s) for v, s in zip(values, self.sizes, strict=True)):
+            return False
+        return self.holds([*values, *(plan.numbers[k] for k in self.changing)])
+
+    def __call__(self, plan: Plan, values: list[Any]) -> list[torch.Tensor]:
+        with contextlib.ExitStack() as stack:
+            seeds = [n.seed for n in plan.nodes if n.seed is not None]
+            if seeds:
+                stack.enter_context(torch.random.fork_rng(devices=[]))
+                torch.random.default_generator.manual_seed(seeds[0])
+            stack.enter_context(plain_modes(plan))
+            return list(self.compiled(*values, *(plan.numbers[k] for k in self.changing)))
+
+
+def _open_sizes(plan: Plan) -> set[int]:
+    return {size for n in plan.models for size in n.sizes}
+
+
+@contextlib.contextmanager
+def plain_modes(plan: Plan) -> Iterator[None]:
+    """As little around a step as possible: what user code had switched on when it recorded is in the graph."""
+    default, recorded = torch.get_default_dtype(), plan.nodes[0].modes.dtype
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(plan.grad))
+        if torch.is_autocast_enabled("cpu"):
+            stack.enter_context(torch.autocast("cpu", enabled=False))
+        if default is not recorded:
+            torch.set_default_dtype(recorded)
+            stack.callback(torch.set_default_dtype, default)
+        yield
+
+
+class _Writer:
+    """Writes a plan as an fx graph in Dynamo's vocabulary."""
+
+    def __init__(self, plan: Plan, changing: list[int], fakes: list[Any], given: list[Any]) -> None:
+        self.plan = plan
+        self.graph, self.module = fx.Graph(), fx.GraphModule(torch.nn.Module(), fx.Graph())
+        names = self._names()
+        inputs = [self.graph.placeholder(names.get(i, f"x{i}")) for i in range(len(plan.sources))]
+        self.sources = inputs
+        self.numbers: dict[int, Any] = dict(enumerate(plan.numbers))
+        for k in changing:
+            self.numbers[k] = self.graph.placeholder(f"n{k}")
+        for node, fake, value in zip(self.graph.find_nodes(op="placeholder"), fakes, given, strict=True):
+            node.meta["example_value"] = fake
+            node.meta["grapharg"] = SimpleNamespace(example=value)
+        self.results: list[list[Any]] = []
+        self.grad, self.autocast = plan.grad, None
+        self.entered: Any = None
+        calls, outputs = plan.structure
+        for node, call in zip(plan.nodes, calls, strict=True):
+            self._modes(node)
+            self._write(node, call)
+        self._switch_autocast(None)
+        self._switch_grad(plan.grad)
+        self.graph.output(tuple(self.results[i][k] for i, k in outputs))
+        self.module.graph = self.graph
+
+    def _names(self) -> dict[int, str]:
+        """Dynamo's names for what model graphs read, by which people know their parameters."""
+        found: dict[int, str] = {}
+        for node, call in zip(self.plan.nodes, self.plan.structure[0], strict=True):
+            for name, wire in zip(node.model.names, call[1], strict=True) if node.model is not None else ():
+                if wire[0] == "source":
+                    found.setdefault(wire[1], name)
+        return found
+
+    def _modes(self, node: Node) -> None:
+        self._switch_autocast(node.modes.autocast)
+        self._switch_grad(node.modes.grad)
+
+    def _switch_grad(self, wanted: bool) -> None:
+        if self.grad != wanted:
+            self.grad = wanted
+            self.graph.call_function(_torch.set_grad_enabled, (wanted,))
+
+    def _switch_autocast(self, wanted: Any) -> None:
+        if self.autocast == wanted:
+            return
+        if self.entered is not None:
+            self.graph.call_function(_torch.exit_autocast, (self.entered,))
+            self.entered = None
+        if wanted is not None:
+            self.entered = self.graph.call_function(_torch.enter_autocast, ("cpu", wanted[0], True, wanted[1]))
+        self.autocast = wanted
+
+    def _write(self, node: Node, call: Any) -> None:
+        _, wired_args, wired_kwargs, _ = call
+        args = [self._argument(w) for w in wired_args]
+        kwargs = {k: self._argument(w) for k, w in wired_kwargs}
+        if node.model is not None:
+            self.results.append(self._inline(node, args))
+            return
+        made = self._called(node.func, args, kwargs)
+        made.meta["stack_trace"] = text_of(node.line)
+        single = len(node.values) == 1 and node.values[0].index == -1
+        self.results.append(_Single(made) if single else _Items(self.graph, made, made.meta["stack_trace"]))
+
+    def _called(self, func: Any, args: list[Any], kwargs: dict[str, Any]) -> fx.Node:
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            return self.graph.call_function(getattr, (args[0], func.__self__.__name__))
+        if getattr(torch.Tensor, name, None) is func:
+            return self.graph.call_method(name, tuple(args), kwargs)
+        return self.graph.call_function(func, tuple(args), kwargs)
+
+    def _inline(self, node: Node, args: list[Any]) -> list[Any]:
+        model, values = node.model, {}
+        for placeholder, a in zip(model.module.graph.find_nodes(op="placeholder"), args, strict=True):
+            values[placeholder] = a
+        for i, (at, dim) in model.size_inputs.items():  # sizes are what the tensors say, not numbers beside them
+            placeholder = model.module.graph.find_nodes(op="placeholder")[i]
+            values[placeholder] = self.graph.call_function(torch.ops.aten.sym_size.int, (args[at], dim))
+        prefix = f"call{len(self.results)}_"
+        for inner in model.module.graph.nodes:
+            if inner.op == "placeholder":
+                continue
+            if inner.op == "output":
+                return [values[n] if isinstance(n, fx.Node) else n for n in inner.args[0]]
+            copied = self.graph.node_copy(inner, lambda n: values[n])
+            copied.meta = dict(inner.meta)
+            if inner.op in ("get_attr", "call_module"):
+                copied.target = prefix + str(inner.target).replace(".", "_")
+                setattr(self.module, copied.target, _attribute(model.module, str(inner.target)))
+            values[inner] = copied
+        raise AssertionError("a graph without an output")
+
+    def _argument(self, wire: Any) -> Any:
+        kind, *rest = wire
+        if kind == "value":
+            return self.results[rest[0]][rest[1]]
+        if kind == "source":
+            return self.sources[rest[0]]
+        if kind == "number":
+            return self.numbers[rest[0]]
+        if kind == "list":
+            return [self._argument(w) for w in rest[0]]
+        if kind == "tuple":
+            return tuple(self._argument(w) for w in rest[0])
+        if kind == "slice":
+            return slice(*(self._argument(w) for w in rest[0]))
+        if kind == "dict":
+            return {k: self._argument(w) for k, w in rest[0]}
+        return float(rest[1]) if rest[0] is float else rest[1]
+
+
+class _Single:
+    """Results of a function that returns one tensor."""
+
+    def __init__(self, node: fx.Node) -> None:
+        self.node = node
+
+    def __getitem__(self, index: int) -> fx.Node:
+        return self.node
+
+
+class _Items:
+    """Results of a function that returns several; made as they are asked for."""
+
+    def __init__(self, graph: fx.Graph, node: fx.Node, text: str) -> None:
+        self.graph, self.node, self.text, self.made = graph, node, text, {}
+
+    def __getitem__(self, index: int) -> fx.Node:
+        if index not in self.made:
+            self.made[index] = self.graph.call_function(operator.getitem, (self.node, index))
+            self.made[index].meta["stack_trace"] = self.text
+        return self.made[index]
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for part in path.split("."):
+        module = getattr(module, part)
+    return module
+
+
+def where(node: Node) -> str:
+    if node.line is None:
+        return "?"
+    code, line = node.line
+    return f"{code.co_filename}:{line}"
+
+
+def text_of(line: Any) -> str:
+    """As Dynamo writes the place of a node."""
+    if line is None:
+        return ""
+    code, number = line
+    source = linecache.getline(code.co_filename, number).strip()
+    return f'  File "{code.co_filename}", line {number}, in {code.co_name}\n    {source}\n'

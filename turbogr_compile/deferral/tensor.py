@@ -1,0 +1,509 @@
+"""The tensor that stands for a value which is not computed yet.
+
+Shape, type, device and place in autograd's graph are known. What functional code does with it is recorded; what needs
+its numbers or its memory computes it. Whether a function may be recorded is found out by running it on tensors without
+data: it must write to nothing, draw nothing, and say the sizes of its results.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .. import _torch
+from ..graph.provenance import is_library
+from .flush import compute, look, realize
+from .record import LOCK, WAITING, Link, Meta, Modes, Node, Source, Value, above, leaves_of
+
+T = torch.Tensor
+
+
+class Deferred(torch.Tensor):
+    """A tensor whose value is computed when it is needed, together with what was done with it."""
+
+    value: Value
+    adopted: Any = None  # the place in autograd's graph that somebody else gave it
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _called(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Code out of sight of __torch_function__: C++, transforms. Autograd is above us, and has our links."""
+        args, kwargs = pytree.tree_map(_detached_value, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _make(value: Value) -> Deferred:
+    meta = value.meta
+    with _torch.below_torch_function():
+        made: Any = _torch.wrapper(Deferred, meta.shape, meta.stride, meta.dtype, meta.device)
+        made.value = value
+    return made
+
+
+def tensor_for(value: Value) -> Deferred:
+    """The tensor that user code gets."""
+    node = value.node
+    if value.meta.requires_grad:
+        if node.token is None:
+            node.connect(compute)
+            value.token = node.token
+        made = Link.apply(node.anchor, value, _make)
+    else:
+        made = _make(value)
+    value.token = node.token
+    value.stands(made)
+    return made
+
+
+def real_of(x: Any) -> Any:
+    """An ordinary tensor for a deferred one; everything else as it is."""
+    if type(x) is not Deferred:
+        return x
+    _adopt_foreign(x)
+    if x.value.real is None:
+        realize([x.value])
+    return x.value.real
+
+
+def _detached_value(x: Any) -> Any:
+    if type(x) is not Deferred:
+        return x
+    real = real_of(x)
+    return real.detach() if real.requires_grad else real
+
+
+def pending(x: Any) -> bool:
+    return type(x) is Deferred and x.value.real is None
+
+
+def _adopt_foreign(x: Deferred) -> None:
+    """Somebody else (an `autograd.Function`, a write in C++) gave the tensor another place in autograd's graph."""
+    with _torch.below_torch_function():
+        function = x.grad_fn
+    if function is None or getattr(function, "value", None) is x.value or x.adopted is function:
+        return
+    realize([x.value])
+    real = x.value.real
+    assert real is not None
+    with torch.enable_grad(), _torch.below_torch_function():
+        x.value.real = _Carry.apply(x, real.detach())
+    x.adopted = function
+
+
+class _Carry(torch.autograd.Function):
+    """A real tensor at the place that a deferred one has in autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, deferred: Any, real: torch.Tensor) -> torch.Tensor:
+        return real.view_as(real)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return grad, None
+
+
+# --- what a function does with it -----------------------------------------------------------------------
+
+_PROPERTIES = ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_sparse", "is_quantized", "is_meta",
+               "is_nested", "is_mkldnn", "is_mps", "is_xpu", "names", "is_sparse_csr", "itemsize", "nbytes",
+               "is_vulkan", "is_mtia", "is_cpu", "is_xla", "is_ipu", "is_maia", "requires_grad", "is_leaf", "grad_fn",
+               "output_nr", "_backward_hooks", "retains_grad")  # fmt: skip
+_METHODS = (T.size, T.dim, T.stride, T.numel, T.nelement, T.is_contiguous, T.is_floating_point, T.is_complex,
+            T.element_size, T.ndimension, T.storage_offset, T.get_device, T.is_signed, T.__len__, T.is_inference,
+            torch.is_floating_point, torch.is_complex, torch.numel, T.is_conj, T.is_neg, torch.is_conj, torch.is_neg,
+            torch.is_inference, T.is_same_size, T.__hash__, torch.is_same_size)  # fmt: skip
+_DESCRIBES = {*_METHODS, *(getattr(T, name).__get__ for name in _PROPERTIES if hasattr(T, name))}
+_OF_REAL = {getattr(T, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "output_nr", "retains_grad")}
+_GRAD, _DATA, _VERSION = T.grad.__get__, T.data.__get__, T._version.__get__  # type: ignore[attr-defined]
+_VIEWS_AS_PROPERTIES = {getattr(T, name).__get__ for name in ("T", "mT", "H", "mH", "real")}
+_PLACES = {T.register_hook, T.retain_grad, T.register_post_accumulate_grad_hook}
+# Who calls these keeps nothing of the tensor's memory.
+_LOOKS = {
+    "item", "tolist", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__repr__", "__str__",
+    "__format__", "is_nonzero", "equal", "allclose", "__contains__",
+}  # fmt: skip
+# Only the description of their first argument is read.
+_LIKE = {
+    "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros",
+    "new_ones", "new_full", "new_empty", "new_tensor", "new_empty_strided",
+}  # fmt: skip
+_SIGNS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+_OPERATORS = {
+    "__getitem__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__neg__", "__pos__", "__abs__",
+    "__invert__", "__div__", "__rdiv__", *(f"__{s}__" for s in _SIGNS), *(f"__r{s}__" for s in _SIGNS),
+}  # fmt: skip
+_INTO = {
+    "__iadd__": T.add, "__isub__": T.sub, "__imul__": T.mul, "__itruediv__": T.div, "__idiv__": T.div,
+    "add_": T.add, "sub_": T.sub, "mul_": T.mul, "div_": T.div,
+}  # fmt: skip
+_MASKED = {T.__getitem__, T.masked_select, torch.masked_select}
+
+
+def _called(func: Any, args: Any, kwargs: Any) -> Any:
+    if func in _DESCRIBES or func == _VERSION:
+        return _described(func, args, kwargs)
+    with LOCK:
+        deferred = [x for x in leaves_of((args, kwargs)) if type(x) is Deferred]
+        for x in deferred:
+            _adopt_foreign(x)
+        if all(x.value.real is not None for x in deferred):
+            return _eager(func, args, kwargs)
+        name = getattr(func, "__name__", "")
+        if func == _GRAD:
+            return None
+        if func == _DATA:
+            return _called(T.detach, args, kwargs)
+        if func in _PLACES or func is torch.autograd.grad:
+            return _placed(func, name, args, kwargs)
+        if func is T.backward:
+            return _eager(func, args, kwargs)
+        if name in _LOOKS:
+            return func(*_mapped(tuple(args), _looked), **_mapped(kwargs, _looked))
+        if name == "__iter__":
+            return iter(args[0].unbind(0))
+        if name in _LIKE:
+            return func(_description(args[0]), *_mapped(args[1:], real_of), **_mapped(kwargs, real_of))
+        if name in _INTO and not kwargs and type(args[0]) is Deferred:
+            done = _number_into(_INTO[name], args)
+            if done is not None:
+                return done
+        if _may_record(func, name, kwargs):
+            try:
+                return _record(func, args, kwargs)
+            except NotRecorded:
+                pass
+        return _eager(func, args, kwargs)
+
+
+def _described(func: Any, args: Any, kwargs: Any) -> Any:
+    x = args[0]
+    if type(x) is Deferred and x.value.real is not None and (func in _OF_REAL or func == _VERSION):
+        args = (x.value.real, *args[1:])
+    with _torch.below_torch_function():
+        return func(*args, **kwargs)
+
+
+def _looked(x: Any) -> Any:
+    return look(x.value) if type(x) is Deferred else x
+
+
+def _description(x: Deferred) -> torch.Tensor:
+    """A tensor that looks like it; its memory is never touched."""
+    meta = x.value.meta
+    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
+
+
+def _eager(func: Any, args: Any, kwargs: Any) -> Any:
+    """On what is computed, the function itself."""
+    waiting = [x.value for x in leaves_of((args, kwargs)) if pending(x)]
+    if waiting and _writes(func, kwargs):
+        for n in above(waiting):
+            if n.model is not None:
+                n.model.written()
+    realize(waiting)
+    given = {id(r): x for x in leaves_of((args, kwargs)) if type(x) is Deferred and (r := x.value.real) is not None}
+    result = func(*_mapped(tuple(args), real_of), **_mapped(kwargs, real_of))
+    return given.get(id(result), result) if isinstance(result, T) else result
+
+
+def _writes(func: Any, kwargs: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or name in _INTO or "out" in kwargs or (name.endswith("_") and name[-2:] != "__")
+
+
+def _placed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """Somebody wants a place in autograd's graph, not only a value: it is computed, and what follows from it too."""
+    asked = kwargs.get("inputs", args[1] if len(args) > 1 else ()) if func is torch.autograd.grad else args[0]
+    places = [x.value for x in leaves_of((asked,)) if pending(x)]
+    for value in places:
+        if value.meta.requires_grad and any(n.ran for n in above([value]) if n.model is not None):
+            raise RuntimeError(
+                f"turbogr: {name} on an output of a compiled model after a loss of it was computed; do it before the "
+                "loss is read, or compile with options={'deferral': False}"
+            )
+    realize(places)
+    return _eager(func, args, kwargs)
+
+
+def _number_into(func: Any, args: Any) -> Any:
+    """`loss += x` on a number that shares memory with nothing else is an ordinary sum under the old name."""
+    target = args[0]
+    old = target.value
+    if old.real is not None or old.meta.shape or old.alias is not None:
+        return None
+    if old.node.model is not None or any(v.alias is old for v in list(WAITING.values())):
+        return None
+    try:
+        new = _record(func, args, {})
+    except NotRecorded:
+        return None
+    if new.value.meta.shape or new.value.meta.dtype != old.meta.dtype:
+        return None
+    value = new.value
+    if value.meta.requires_grad:
+        with torch.enable_grad(), _torch.below_torch_function():
+            _Rename.apply(target, value.node.anchor, value)
+    WAITING.pop(id(old), None)
+    WAITING.pop(id(value), None)
+    target.value = value
+    value.stands(target)
+    return target
+
+
+class _Rename(torch.autograd.Function):
+    """The tensor stands for another value from now on, and has that one's place in autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, target: Any, anchor: torch.Tensor, value: Value) -> Any:
+        ctx.value = value
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(target)
+        return target
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+        return None, Link.backward(ctx, grad)[0], None
+
+
+# --- recording ------------------------------------------------------------------------------------------
+
+
+class NotRecorded(Exception):
+    """The function needs values."""
+
+
+def _may_record(func: Any, name: str, kwargs: Any) -> bool:
+    if name == "__get__":
+        return func in _VIEWS_AS_PROPERTIES
+    if name.startswith("__") and name.endswith("__"):
+        return name in _OPERATORS
+    if name.endswith("_") or "out" in kwargs or _torch.transforms_active():
+        return False
+    return not _torch.saved_tensors_are_hooked()
+
+
+class _Found:
+    """What running a function without data said about its results."""
+
+    __slots__ = ("aliases", "kind", "metas", "same")
+
+    def __init__(self, kind: Any, metas: list[Meta], aliases: list[int], same: int) -> None:
+        self.kind, self.metas, self.aliases, self.same = kind, metas, aliases, same
+
+
+_FOUND: dict[Any, _Found | None] = {}
+
+
+def _record(func: Any, args: Any, kwargs: Any) -> Any:
+    modes = Modes()
+    tensors = [x for x in leaves_of((args, kwargs)) if isinstance(x, T)]
+    if any(n.modes.dtype is not modes.dtype for x in tensors if pending(x) for n in (x.value.node,)):
+        raise NotRecorded
+    if any(type(x) not in (Deferred, T, torch.nn.Parameter) or x.layout is not torch.strided for x in tensors):
+        raise NotRecorded
+    counts = _counts(func, args)
+    key = [func, modes.key, counts]
+    _describe(args, key)
+    _describe(kwargs, key)
+    try:
+        found = _FOUND.get(tuple(key), NotRecorded)
+    except TypeError:
+        raise NotRecorded from None
+    if found is NotRecorded:
+        if len(_FOUND) > 20000:
+            _FOUND.clear()
+        found = _FOUND[tuple(key)] = _without_data(func, args, kwargs, counts)
+    if found is None:
+        raise NotRecorded
+    if found.same >= 0:
+        return tensors[found.same]
+    node = Node(func, _kept(args), _kept(kwargs), modes, line_of_user())
+    made = []
+    for i, meta in enumerate(found.metas):
+        at = found.aliases[i]
+        value = Value(node, -1 if found.kind is None else i, meta, tensors[at].value if at >= 0 else None)
+        node.values.append(value)
+        made.append(tensor_for(value))
+    return made[0] if found.kind is None else found.kind(made)
+
+
+def _kept(x: Any) -> Any:
+    if isinstance(x, T):
+        if type(x) is Deferred:
+            return x.value if x.value.real is None else Source(x.value.real)
+        return Source(x)
+    if isinstance(x, (list, tuple)):
+        return [_kept(i) for i in x] if isinstance(x, list) else tuple(_kept(i) for i in x)
+    if isinstance(x, dict):
+        return {k: _kept(v) for k, v in x.items()}
+    if isinstance(x, slice):
+        return slice(_kept(x.start), _kept(x.stop), _kept(x.step))
+    return x
+
+
+def _describe(x: Any, key: list[Any]) -> None:
+    """Everything that decides the types of the results."""
+    if isinstance(x, T):
+        if type(x) is Deferred and x.value.real is None:
+            meta = x.value.meta
+            key.append((meta.shape, meta.stride, meta.dtype, meta.requires_grad, True))
+        else:
+            x = real_of(x)
+            key.append((tuple(x.shape), x.stride(), x.dtype, x.requires_grad, False))
+    elif isinstance(x, (list, tuple)):
+        key.append((type(x), len(x)))
+        for item in x:
+            _describe(item, key)
+    elif isinstance(x, dict):
+        key.append(tuple(x))
+        for item in x.values():
+            _describe(item, key)
+    elif isinstance(x, slice):
+        key.append(slice)
+        _describe((x.start, x.stop, x.step), key)
+    else:
+        key.append((type(x), repr(x) if type(x) is float else x))
+
+
+def _counts(func: Any, args: Any) -> tuple[int, ...]:
+    """How many elements boolean masks pick: the one thing about their values that sizes depend on."""
+    if func not in _MASKED:
+        return ()
+    masks = [x for x in leaves_of(args[1:]) if isinstance(x, T) and x.dtype in (torch.bool, torch.uint8)]
+    return tuple(int((look(m.value) if type(m) is Deferred else m).count_nonzero()) for m in masks)
+
+
+class _Unfit(Exception):
+    """Seen while running on tensors without data."""
+
+
+@torch.compiler.disable
+def _without_data(func: Any, args: Any, kwargs: Any, counts: tuple[int, ...]) -> _Found | None:
+    """Run the function on tensors without data; None where it cannot be recorded."""
+    with _torch.without_modes(), _torch.outside_compilation():
+        mode = _torch.new_fake_mode()
+        fakes: list[Any] = []
+        left = list(counts)
+
+        def fake(x: Any) -> Any:
+            if not isinstance(x, T):
+                return x
+            meta = x.value.meta if pending(x) else Meta.of(real_of(x))
+            made = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
+            fakes.append(made.requires_grad_(meta.requires_grad))
+            if len(fakes) > 1 and left and meta.dtype in (torch.bool, torch.uint8):
+                count = left.pop(0)
+                return _Indices(torch.empty(count, dtype=torch.long) for _ in meta.shape)
+            return made
+
+        try:
+            with mode, torch.enable_grad():
+                given = _mapped(args, fake)
+                named = _mapped(kwargs, fake)
+            if counts and func is not T.__getitem__:
+                return _picked(fakes, counts[0]) if len(counts) == 1 else None
+            if counts:
+                given = (given[0], _spread(given[1]), *given[2:])
+            inputs = {_torch.StorageWeakRef(f.untyped_storage()): i for i, f in enumerate(fakes)}
+            with mode, _torch.watching_ops(lambda op, a, k: _fit(op, a, k, inputs)):
+                result = func(*given, **named)
+        except Exception:
+            return None
+        return _read(result, fakes, inputs, args, kwargs)
+
+
+class _Indices(tuple):  # type: ignore[type-arg]
+    """What a boolean mask stands for among indices."""
+
+    __slots__ = ()
+
+
+def _spread(index: Any) -> Any:
+    items = list(index) if isinstance(index, tuple) and not isinstance(index, _Indices) else [index]
+    return tuple(j for i in items for j in (i if isinstance(i, _Indices) else (i,)))
+
+
+def _picked(fakes: list[Any], count: int) -> _Found | None:
+    source = fakes[0]
+    if len(fakes) != 2 or source.shape != fakes[1].shape:
+        return None
+    grad = source.requires_grad and torch.is_grad_enabled()
+    return _Found(None, [Meta((count,), (1,), source.dtype, source.device, grad)], [-1], -1)
+
+
+def _mapped(x: Any, fn: Callable[[Any], Any]) -> Any:
+    if isinstance(x, list):
+        return [_mapped(i, fn) for i in x]
+    if isinstance(x, tuple):
+        return tuple(_mapped(i, fn) for i in x)
+    if isinstance(x, dict):
+        return {k: _mapped(v, fn) for k, v in x.items()}
+    if isinstance(x, slice):
+        return slice(_mapped(x.start, fn), _mapped(x.stop, fn), _mapped(x.step, fn))
+    return fn(x)
+
+
+def _fit(op: Any, args: Any, kwargs: Any, inputs: Any) -> None:
+    schema = op._schema
+    if torch.Tag.nondeterministic_seeded in op.tags or op.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
+        raise _Unfit
+    if not schema.is_mutable:
+        return
+    given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
+    for a in schema.arguments:
+        if a.alias_info is not None and a.alias_info.is_write:
+            for x in pytree.tree_leaves(given.get(a.name)):
+                if isinstance(x, T) and _torch.StorageWeakRef(x.untyped_storage()) in inputs:
+                    raise _Unfit
+
+
+def _read(result: Any, fakes: list[Any], inputs: Any, args: Any, kwargs: Any) -> _Found | None:
+    tensors = [x for x in leaves_of((args, kwargs)) if isinstance(x, T)]
+    if isinstance(result, T):
+        for i, f in enumerate(fakes):
+            if result is f:
+                return _Found(None, [], [], i)
+        flat, kind = [result], None
+    elif isinstance(result, (tuple, list)) and result and all(isinstance(t, T) for t in result):
+        flat, kind = list(result), _kind_of(result)
+    else:
+        return None
+    aliases = []
+    memory = []
+    for t in flat:
+        if any(t is f for f in fakes) or any(type(s) is not int for s in (*t.shape, *t.stride())):
+            return None
+        own = _torch.StorageWeakRef(t.untyped_storage())
+        at = inputs.get(own, -1)
+        if at >= 0 and not pending(tensors[at]):
+            return None  # a view of a tensor from outside: the user gets that
+        if at < 0 and own in memory:
+            return None  # results that share memory among themselves
+        memory.append(own)
+        aliases.append(at)
+    return _Found(kind, [Meta.of(t) for t in flat], aliases, -1)
+
+
+def _kind_of(result: Any) -> Callable[[Any], Any]:
+    kind = type(result)
+    if kind in (tuple, list):
+        return kind
+    return lambda items: kind(tuple(items))  # torch.return_types.topk
+
+
+def line_of_user() -> Any:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back
+    return None
+
