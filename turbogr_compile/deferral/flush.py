@@ -128,10 +128,15 @@ def _run(chosen: list[Value], last: bool) -> None:
 def _let_go(plan: Plan, chosen: list[Value]) -> None:
     """Model calls that nobody can ask for again give up what they keep alive, parameters above all."""
     mine = {id(v) for v in chosen}
-    rest = [v for v in _depending(plan.models) if id(v.base) not in mine]
-    kept = {n.order for v in liveness.may_be_read(rest) for n in above([v])}
+    others = [v for v in _depending(plan.models) if id(v.base) not in mine]  # views of the chosen come from these
+    living = liveness.may_be_read(others)
+    for v in others:
+        if all(v is not w for w in living):
+            WAITING.pop(id(v), None)
+    again = {n.order for n in above(living)}
+    used = {n.order for n in above([v for v in list(WAITING.values()) if id(v) not in mine])}
     for n in plan.nodes:
-        if n.order not in kept:
+        if n.order not in (again if n.model is not None else used):
             n.give_up("though no variable that may still be read had it")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from .. import _torch
 from .record import Value
 
 _FUNCTION = 0x02  # code flag: locals are variables of a function, not globals
@@ -34,17 +35,20 @@ def may_be_read(values: Sequence[Value]) -> list[Value]:
 
 
 def _dead(value: Value) -> bool:
-    if not _KNOWN or value.tensor is None:
-        return value.tensor is None
     tensor = value.tensor()
-    if tensor is None:
-        return True
+    if tensor is None or not _KNOWN:
+        return False
     try:
         found = _in_dead_variables(tensor)
     except Exception:
         return False
-    # One reference more than variables have: ours here, and the argument of getrefcount.
-    return found is not None and sys.getrefcount(tensor) - found <= 2
+    # References that no variable has: ours here, and the argument of getrefcount.
+    if found is None or sys.getrefcount(tensor) - found > 2:
+        return False
+    # Nobody reads it, so it can leave autograd's graph: its place goes with it, unless somebody else took it up.
+    with _torch.below_torch_function(), torch.no_grad():
+        tensor.detach_()
+    return value.link() is None
 
 
 def _in_dead_variables(tensor: Any) -> int | None:

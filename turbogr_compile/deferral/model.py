@@ -26,6 +26,7 @@ from .tensor import Deferred, line_of_user, pending, real_of, tensor_for
 
 T = torch.Tensor
 _serial = itertools.count()
+GRAPHS: weakref.WeakSet[ModelGraph] = weakref.WeakSet()  # Dynamo's code owns them
 BUDGET = 1 << 32  # bytes of parameters of which an old copy may be kept for a late reader
 
 
@@ -83,6 +84,7 @@ class ModelGraph:
         self.recent: list[weakref.ref[Node]] = []
         self.large = False
         self.said: set[str] = set()
+        GRAPHS.add(self)
 
     @property
     def once(self) -> bool:
@@ -93,7 +95,7 @@ class ModelGraph:
         with LOCK, _torch.outside_compilation():
             self._age()
             why = self._not_now(inputs)
-            node = Node(None, tuple(_kept(x) for x in inputs), {}, Modes(), line_of_user(), self)
+            node = Node(None, tuple(_kept(x) for x in inputs), {}, Modes(), line_of_user(after_dynamo=True), self)
             node.sizes = tuple(_size(inputs[i], d) for i, d in self.symbols.values())
             self.calls += 1
             node.number = self.calls
@@ -209,8 +211,8 @@ def _checked(module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     for x in inputs:
         if isinstance(x, T) and type(x) not in (T, torch.nn.Parameter, Deferred, _torch.FakeTensor):
             raise MayNotWait(f"an input is a {type(x).__name__}")
-    stand_ins = [stand_in(x) if type(x) is Deferred else x for x in inputs]
-    captured = capture(module, stand_ins).module
+    described = [n.meta.get("example_value") for n in module.graph.find_nodes(op="placeholder")]
+    captured = capture(module, [d if type(x) is Deferred else x for x, d in zip(inputs, described, strict=True)]).module
     if any(n.target is torch.ops.aten.copy_.default for n in captured.graph.nodes):
         raise MayNotWait("it writes to its inputs")
     if any(is_collective(n) for n in captured.graph.nodes):

@@ -120,10 +120,14 @@ class _Old(torch.autograd.Function):
         return grad, None
 
 
+def _nothing() -> None:
+    return None
+
+
 class Value:
     """One result of a node. `real` is the ordinary tensor that user code has, as soon as it has one."""
 
-    __slots__ = ("__weakref__", "alias", "index", "maker", "meta", "real", "seen", "tensor", "token")
+    __slots__ = ("__weakref__", "alias", "index", "link", "maker", "meta", "real", "seen", "tensor", "token")
 
     def __init__(self, node: Node, index: int, meta: Meta, alias: Value | None = None) -> None:
         self.maker: Node | None = node
@@ -131,12 +135,21 @@ class Value:
         self.alias = alias  # eager's result would share this one's memory
         self.real: torch.Tensor | None = None
         self.seen: torch.Tensor | None = None  # its numbers, for those who only look: memory that nobody else has
-        self.tensor: weakref.ref[Any] | None = None  # what stands for it in user code
+        self.tensor: Any = _nothing  # weak: what stands for it in user code
+        self.link: Any = _nothing  # weak: its place in autograd's graph, which others may have taken up
 
-    def stands(self, tensor: torch.Tensor) -> None:
-        """User code has this tensor for it."""
-        key = id(self)
-        self.tensor = weakref.ref(tensor, lambda _: WAITING.pop(key, None))
+    def stands(self, tensor: torch.Tensor, link: Any) -> None:
+        """User code has this tensor for it. It waits as long as the tensor lives, or somebody's way back to it."""
+        key, known = id(self), weakref.ref(self)
+
+        def gone(_: Any) -> None:
+            value = known()
+            if value is None or (value.tensor() is None and value.link() is None):
+                WAITING.pop(key, None)
+
+        self.tensor = weakref.ref(tensor, gone)
+        if link is not None:
+            self.link = weakref.ref(link, gone)
         WAITING[key] = self
 
     @property
@@ -237,14 +250,14 @@ def leaves_of(x: Any) -> Iterator[Any]:
 
 
 def above(values: Sequence[Value]) -> list[Node]:
-    """Everything that these are computed from, in the order of recording."""
+    """Everything that these are computed from, up to values that are there, in the order of recording."""
     seen: dict[int, Node] = {}
-    todo = [v.node for v in values]
+    todo = [v.maker for v in values]
     while todo:
         node = todo.pop()
-        if node.order not in seen:
+        if node is not None and node.order not in seen:
             seen[node.order] = node
-            todo += [a.node for a in node.leaves() if isinstance(a, Value)]
+            todo += [a.maker for a in node.leaves() if isinstance(a, Value)]
     return [seen[k] for k in sorted(seen)]
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from .. import _torch
+from ..errors import TurbogrError
 from ..pipeline.remarks import warn
 from .record import LateRead, Node, Source, Value, above
 
@@ -143,7 +144,7 @@ class Program:
         given = [*values, *(plan.numbers[k] for k in self.changing)]
         module = _Writer(plan, self.changing, fakes, given).module
         with _torch.without_modes(), _torch.tracing_with(mode), plain_modes(plan):
-            self.compiled = compiler(module, fakes)
+            self.compiled = _compiled(compiler, module, fakes, plan)
         for node in module.graph.find_nodes(op="placeholder"):
             node.meta.clear()  # a batch must not live as long as the code compiled for it
         self.holds = _torch.checks_of(mode.shape_env, fakes)
@@ -183,6 +184,17 @@ class Program:
             return list(self.compiled(*values, *(plan.numbers[k] for k in self.changing)))
 
 
+def _compiled(compiler: Compiler, module: fx.GraphModule, fakes: list[Any], plan: Plan) -> Callable[..., Any]:
+    try:
+        return compiler(module, fakes)
+    except TurbogrError:
+        raise
+    except Exception as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        warn(f"a deferred step cannot be compiled and runs op by op: {said}\n  {where(plan.nodes[-1])}")
+        return module.forward
+
+
 def _open_sizes(plan: Plan) -> set[int]:
     return {size for n in plan.models for size in n.sizes}
 
@@ -214,6 +226,7 @@ class _Writer:
         for k in changing:
             self.numbers[k] = self.graph.placeholder(f"n{k}")
         for node, fake, value in zip(self.graph.find_nodes(op="placeholder"), fakes, given, strict=True):
+            node.target = node.name  # fx makes names unique, not targets
             node.meta["example_value"] = fake
             node.meta["grapharg"] = SimpleNamespace(example=value)
         self.results: list[list[Any]] = []

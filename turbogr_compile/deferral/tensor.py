@@ -7,6 +7,7 @@ data: it must write to nothing, draw nothing, and say the sizes of its results.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -59,8 +60,13 @@ def tensor_for(value: Value) -> Deferred:
     else:
         made = _make(value)
     value.token = node.token
-    value.stands(made)
+    value.stands(made, _link_of(made))
     return made
+
+
+def _link_of(x: Deferred) -> Any:
+    with _torch.below_torch_function():
+        return x.grad_fn
 
 
 def real_of(x: Any) -> Any:
@@ -144,6 +150,7 @@ _INTO = {
     "__iadd__": T.add, "__isub__": T.sub, "__imul__": T.mul, "__itruediv__": T.div, "__idiv__": T.div,
     "add_": T.add, "sub_": T.sub, "mul_": T.mul, "div_": T.div,
 }  # fmt: skip
+_DYNAMO = os.path.join("torch", "_dynamo", "eval_frame.py")
 _MASKED = {T.__getitem__, T.masked_select, torch.masked_select}
 
 
@@ -254,7 +261,7 @@ def _number_into(func: Any, args: Any) -> Any:
     WAITING.pop(id(old), None)
     WAITING.pop(id(value), None)
     target.value = value
-    value.stands(target)
+    value.stands(target, _link_of(target))
     return target
 
 
@@ -499,11 +506,17 @@ def _kind_of(result: Any) -> Callable[[Any], Any]:
     return lambda items: kind(tuple(items))  # torch.return_types.topk
 
 
-def line_of_user() -> Any:
+def line_of_user(after_dynamo: bool = False) -> Any:
+    """Code and line that called us; with `after_dynamo`, that called the compiled function we were called by."""
     frame: FrameType | None = sys._getframe(2)
+    first = None
     while frame is not None:
-        if not is_library(frame.f_code.co_filename):
-            return frame.f_code, frame.f_lineno
+        file = frame.f_code.co_filename
+        if after_dynamo and first is not None and file.endswith(_DYNAMO):
+            after_dynamo = False
+        elif not is_library(file):
+            first = first or (frame.f_code, frame.f_lineno)
+            if not after_dynamo:
+                return frame.f_code, frame.f_lineno
         frame = frame.f_back
-    return None
-
+    return first
