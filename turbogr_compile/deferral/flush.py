@@ -37,9 +37,9 @@ def realize(values: Sequence[Value]) -> None:
             _run([*bases, *besides], last=not besides)
         except Exception:
             if not besides or any(n.given_up for n in calls):
-                _failed(bases)
+                _alone(bases)
                 raise
-            _failed(besides)  # eager would have raised where it was recorded, and nobody asks for it here
+            _alone(besides)  # eager would have raised where it was recorded, and nobody asks for it here
             _run(bases, last=False)
         _settle()
 
@@ -69,9 +69,10 @@ def compute(values: Sequence[Value]) -> list[torch.Tensor]:
         return [v.real if v.real is not None else found[id(v)] for v in values]
 
 
-def _failed(values: Sequence[Value]) -> None:
+def _alone(values: Sequence[Value]) -> None:
+    """Computing one of these raised: they are computed for those who ask for them, not along with others."""
     for v in values:
-        WAITING.pop(id(v), None)
+        v.alone = True
 
 
 def _distinct(values: Any) -> list[Value]:
@@ -89,7 +90,7 @@ def _depending(calls: Sequence[Node]) -> list[Value]:
 
 
 def _numbers(calls: Sequence[Node]) -> list[Value]:
-    return [v.base for v in _depending(calls) if not v.base.meta.shape]
+    return [v.base for v in _depending(calls) if not v.base.meta.shape and not v.base.alone]
 
 
 def _kept_of_once(calls: Sequence[Node]) -> list[Value]:
@@ -193,8 +194,10 @@ def _settle_node(node: Node) -> None:
         stack.enter_context(torch.autocast("cpu", enabled=cast is not None, **({"dtype": cast[0]} if cast else {})))
         try:
             flat = pytree.tree_leaves(node.func(*args, **kwargs))
-        except Exception:
-            _failed(node.values)
+        except Exception as error:
+            for value in node.values:
+                WAITING.pop(id(value), None)
+            node.give_up(f"though computing it raised {type(error).__name__}")
             raise
     for value in list(node.values):
         value.becomes(flat[max(value.index, 0)])

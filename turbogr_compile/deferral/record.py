@@ -127,12 +127,13 @@ def _nothing() -> None:
 class Value:
     """One result of a node. `real` is the ordinary tensor that user code has, as soon as it has one."""
 
-    __slots__ = ("__weakref__", "alias", "index", "link", "maker", "meta", "real", "seen", "tensor", "token")
+    __slots__ = ("__weakref__", "alias", "alone", "index", "link", "maker", "meta", "real", "seen", "tensor", "token")
 
     def __init__(self, node: Node, index: int, meta: Meta, alias: Value | None = None) -> None:
         self.maker: Node | None = node
         self.index, self.meta, self.token = index, meta, node.token
         self.alias = alias  # eager's result would share this one's memory
+        self.alone = False  # not to be computed along with others
         self.real: torch.Tensor | None = None
         self.seen: torch.Tensor | None = None  # its numbers, for those who only look: memory that nobody else has
         self.tensor: Any = _nothing  # weak: what stands for it in user code

@@ -74,7 +74,7 @@ class Plan:
                 if described:
                     self.described.append((a.shape, a.stride))
             return ("source", slot, a.dtype, a.requires_grad, len(a.shape)) if described else ("source", slot)
-        if kind is int:
+        if kind is int and a > 1:  # 0, 1 and negative ones are places and switches, not sizes
             self.numbers.append(a)
             return "number", len(self.numbers) - 1
         if kind is tuple or kind is list or kind is torch.Size:
@@ -283,6 +283,8 @@ class _Writer:
 
     def _called(self, func: Any, args: list[Any], kwargs: dict[str, Any]) -> fx.Node:
         name = getattr(func, "__name__", "")
+        if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
+            return self.graph.call_method("detach", tuple(args))
         if name == "__get__":
             return self.graph.call_function(getattr, (args[0], func.__self__.__name__))
         if getattr(torch.Tensor, name, None) is func:

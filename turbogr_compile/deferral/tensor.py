@@ -109,7 +109,8 @@ class _Carry(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, deferred: Any, real: torch.Tensor) -> torch.Tensor:
-        return real.view_as(real)
+        twin = _torch.lazy_twin(real)  # no view: it may be written to
+        return twin if twin is not None else real.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
@@ -128,8 +129,8 @@ _METHODS = (T.size, T.dim, T.stride, T.numel, T.nelement, T.is_contiguous, T.is_
             torch.is_inference, T.is_same_size, T.__hash__, torch.is_same_size)  # fmt: skip
 _DESCRIBES = {*_METHODS, *(getattr(T, name).__get__ for name in _PROPERTIES if hasattr(T, name))}
 _OF_REAL = {getattr(T, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "output_nr", "retains_grad")}
-_GRAD, _DATA, _VERSION = T.grad.__get__, T.data.__get__, T._version.__get__  # type: ignore[attr-defined]
-_VIEWS_AS_PROPERTIES = {getattr(T, name).__get__ for name in ("T", "mT", "H", "mH", "real")}
+_GRAD, _VERSION = T.grad.__get__, T._version.__get__  # type: ignore[attr-defined]
+_VIEWS_AS_PROPERTIES = {getattr(T, name).__get__ for name in ("T", "mT", "H", "mH", "real", "data")}
 _PLACES = {T.register_hook, T.retain_grad, T.register_post_accumulate_grad_hook}
 # Who calls these keeps nothing of the tensor's memory.
 _LOOKS = {
@@ -166,8 +167,6 @@ def _called(func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
         if func == _GRAD:
             return None
-        if func == _DATA:
-            return _called(T.detach, args, kwargs)
         if func in _PLACES or func is torch.autograd.grad:
             return _placed(func, name, args, kwargs)
         if func is T.backward:
