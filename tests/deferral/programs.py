@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -108,7 +108,7 @@ class Tower(nn.Module):
         return self.head(self.drop(torch.tanh(self.up(x))))
 
 
-@lru_cache(maxsize=None)
+@cache
 def pair(kind, options, settings):
     """Eager model, its twin, and that one compiled: many programs share what is compiled for one."""
     theirs, ours = made(kind, **dict(settings)), made(kind, **dict(settings))

@@ -78,7 +78,7 @@ class Twice(torch.autograd.Function):
 
 
 class Writer:
-    """Writes one program. Names carry what they hold: r rows (B, N, V), f flat rows, s one row per sequence, n number."""
+    """Writes one program. Names say what they hold: r rows (B, N, V), f flat rows, s a row per sequence, n a number."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -133,11 +133,10 @@ class Writer:
         if r < 0.55:
             self.say(f"{self.new('r')} = a(x[{k}])")
         elif r < 0.8 or not self.names["r"]:
-            self.count += 1
-            self.say(f"h{self.count}, {(name := self.new('r'))} = b(x[{k}])")
+            name = self.new("r")
+            self.say(f"hidden, {name} = b(x[{k}])")
             if self.random.random() < 0.3:
-                self.say(f"seen.append(h{self.count}.sum())")
-            assert name
+                self.say("seen.append(hidden.sum())")
         else:
             source = self.old("r")
             self.say(f"{self.new('r')} = top({source})")
@@ -151,7 +150,8 @@ class Writer:
             ("s", "{0}.mean(1)"), ("r", "{0}.contiguous()"), ("r", "{0}.to({0}.dtype)"), ("r", "Twice.apply({0})"),
             ("r", "{0}.transpose(1, 2).transpose(1, 2)"), ("r", "{0} / {0}.norm()"), ("r", "{0} - {0}.mean()"),
             ("s", "{0}[torch.arange(3), mask.sum(1)]"), ("r", "torch.where(mask[..., None], {0}, {1})"),
-            ("r", "{0}.masked_fill(~mask[..., None], 0.0)"), ("s", "{0}.unbind(1)[1]"), ("s", "{0}.chunk(5, 1)[2][:, 0]"),
+            ("r", "{0}.masked_fill(~mask[..., None], 0.0)"), ("s", "{0}.unbind(1)[1]"),
+            ("s", "{0}.chunk(5, 1)[2][:, 0]"),
             ("r", "{0}.unsqueeze(0)[0]"), ("r", "{0}.relu()"), ("r", "{0} @ ma.head.weight @ ma.head.weight.T"),
         ]  # fmt: skip
         kind, text = self.random.choice(choices)
@@ -172,7 +172,14 @@ class Writer:
         if some:
             choices += ["{s}.square().sum()", "F.cross_entropy({s}, y[:, 0])"]
         if number:
-            choices += ["{n} + {m}", "{n} * 0.5", "{n} - {m}.detach()", "{n}.clone()", "{n}.detach()", "{n}.view(1).sum()"]
+            choices += [
+                "{n} + {m}",
+                "{n} * 0.5",
+                "{n} - {m}.detach()",
+                "{n}.clone()",
+                "{n}.detach()",
+                "{n}.view(1).sum()",
+            ]
             if self.random.random() < 0.3:
                 self.say(self.random.choice([f"{number} += {second} * 1", f"{number} *= 2", f"{number} += 0.5"]))
                 return
@@ -199,7 +206,8 @@ class Writer:
         rows, flat, some = self.old("r"), self.old("f"), self.old("s")
         number = self.old("n")
         choices = [
-            f"{rows}.detach().mul_(1.5)", f"{rows}.data.add_(0.25)", f"{rows}.data[0] = 0", f"{rows}.detach()[0, 0] = 1",
+            f"{rows}.detach().mul_(1.5)", f"{rows}.data.add_(0.25)", f"{rows}.data[0] = 0",
+            f"{rows}.detach()[0, 0] = 1",
             f"{rows}.mul_(2)", f"{rows}[:, 0] = 0.5", f"{rows}.detach().view(-1, 7)[1] = 3", "x[0].copy_(x[0].flip(0))",
             "y.copy_(y.roll(1, 0))", "mask.copy_(mask.flip(0))", "ma.head.weight.data.mul_(1.1)",
             "mb.items.weight.data.add_(0.1)", f"{rows}.detach().numpy()[0] = 2", "ma.items.weight.data[1] = 0.3",
@@ -246,12 +254,10 @@ class Writer:
         elif r < 0.8 and self.depth == 1:
             self.say("for i in range(2):")
             self.depth += 1
-            inner = {k: list(v) for k, v in self.names.items()}
             self.call()
             for _ in range(3):
                 self.statement()
             self.depth -= 1
-            del inner
         else:
             self.say(f"seen.append(torch.ones_like({rows}).sum())")
 
@@ -301,8 +307,7 @@ def outcome(source, ours):
     try:
         held = scope["program"](*args)
     except Exception as error:
-        flat = [seen, parameters, [p.grad for p in parameters if p.grad is not None], args[7], args[8]]
-        return (flat, [p.grad is None for p in parameters]), error
+        return None, error
     flat = [held, seen, parameters, [p.grad for p in parameters if p.grad is not None], args[7], args[8]]
     return (flat, [p.grad is None for p in parameters]), None
 
@@ -321,11 +326,9 @@ def run(seed, op_by_op=False):
     try:
         found, ours = outcome(source, True)
         if theirs is not None and ours is not None:
-            if type(theirs) is not type(ours):
-                return f"eager raises {theirs!r}, ours {ours!r}", source
-            # Where eager's backward fails in the middle, some gradients are there already.
-            same = worst(expected[0][0], found[0][0]) <= 1e-9 and expected[1] == found[1]
-            return ("both raise" if same else "both raise, and have seen other things"), source
+            # Eager may have raised earlier, for a value that was overwritten: what was seen by then is not compared.
+            known = any(e in str(theirs) for e in EXPECTED) or type(theirs) is type(ours)
+            return ("both raise" if known else f"eager raises {theirs!r}, ours {ours!r}"), source
         if theirs is not None:
             known = isinstance(theirs, (RuntimeError, UnboundLocalError)) and any(e in str(theirs) for e in EXPECTED)
             return ("only eager raises" if known else f"eager raises {theirs!r}"), source

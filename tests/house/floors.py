@@ -24,6 +24,7 @@ SAYS = {
     "testing": "helpers for authors of rules and passes",
     "api": "compile, explain, replay",
     "backend": "one Dynamo graph on its road to a target",
+    "deferral": "outputs that wait: record, tensor, step, flush, liveness, model",
     "passes": "one pass per file │ one target per file │ discrete-event simulation",
     "check": "instruments that judge: verify, numerics, validate, bisection",
     "rules": "declarative rewrites │ instruments that tell: records, dumps, viewer",

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from .. import _torch
 from . import liveness
 from .record import LOCK, WAITING, Node, Source, Value, above
 from .step import Plan, where
@@ -26,7 +27,7 @@ READ_RAW = 3  # calls in a row whose outputs were read as they are: waiting gain
 @torch.compiler.disable
 def realize(values: Sequence[Value]) -> None:
     """Make these ordinary tensors."""
-    with LOCK:
+    with LOCK, _apart():
         todo = [v for v in values if v.waits]
         if not todo:
             return
@@ -47,7 +48,7 @@ def realize(values: Sequence[Value]) -> None:
 @torch.compiler.disable
 def look(value: Value) -> torch.Tensor:
     """Numbers of a value, for those who keep nothing of its memory."""
-    with LOCK:
+    with LOCK, _apart():
         if value.waits and (not value.base.meta.shape or any(n.model.once for n in _calls([value]))):
             realize([value])
         if value.real is not None:
@@ -61,12 +62,17 @@ def look(value: Value) -> torch.Tensor:
 @torch.compiler.disable
 def compute(values: Sequence[Value]) -> list[torch.Tensor]:
     """Real tensors with gradients, for whoever goes around us; the record stays."""
-    with LOCK, torch.enable_grad():
+    with LOCK, _apart(), torch.enable_grad():
         if any(n.model.once for n in _calls([v for v in values if v.waits])):
             realize(values)
         waiting = [v for v in values if v.waits]
         found = dict(zip(map(id, waiting), _compute(Plan(waiting)), strict=True)) if waiting else {}
         return [v.real if v.real is not None else found[id(v)] for v in values]
+
+
+def _apart() -> Any:
+    """Dynamo may be in the middle of a trace: what is computed is none of its business."""
+    return contextlib.nullcontext() if _torch.TracingContext.try_get() is None else _torch.outside_compilation()
 
 
 def _alone(values: Sequence[Value]) -> None:

@@ -72,7 +72,9 @@ def _in_frame(frame: types.FrameType, code: types.CodeType, tensor: Any) -> int 
     try:
         for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
             held = variables.get(name)
-            if held is None or (held is not tensor and isinstance(held, (torch.Tensor, torch.nn.Module, int, float, str))):
+            if held is None or (
+                held is not tensor and isinstance(held, (torch.Tensor, torch.nn.Module, int, float, str))
+            ):
                 continue
             count = 1 if held is tensor else _owned(held, tensor)
             if not count:

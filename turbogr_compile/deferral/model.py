@@ -211,8 +211,7 @@ def _checked(module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     for x in inputs:
         if isinstance(x, T) and type(x) not in (T, torch.nn.Parameter, Deferred, _torch.FakeTensor):
             raise MayNotWait(f"an input is a {type(x).__name__}")
-    described = [n.meta.get("example_value") for n in module.graph.find_nodes(op="placeholder")]
-    captured = capture(module, [d if type(x) is Deferred else x for x, d in zip(inputs, described, strict=True)]).module
+    captured = capture(module, inputs).module
     if any(n.target is torch.ops.aten.copy_.default for n in captured.graph.nodes):
         raise MayNotWait("it writes to its inputs")
     if any(is_collective(n) for n in captured.graph.nodes):

@@ -168,7 +168,9 @@ class Program:
         return found
 
     def takes(self, plan: Plan, values: list[Any]) -> bool:
-        if any(n != m and k not in self.changing for k, (n, m) in enumerate(zip(plan.numbers, self.numbers, strict=True))):
+        if any(
+            n != m and k not in self.changing for k, (n, m) in enumerate(zip(plan.numbers, self.numbers, strict=True))
+        ):
             return False
         if any(v.dim() != len(s) for v, s in zip(values, self.sizes, strict=True)):
             return False

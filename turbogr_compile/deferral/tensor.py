@@ -126,7 +126,7 @@ _PROPERTIES = ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_spar
 _METHODS = (T.size, T.dim, T.stride, T.numel, T.nelement, T.is_contiguous, T.is_floating_point, T.is_complex,
             T.element_size, T.ndimension, T.storage_offset, T.get_device, T.is_signed, T.__len__, T.is_inference,
             torch.is_floating_point, torch.is_complex, torch.numel, T.is_conj, T.is_neg, torch.is_conj, torch.is_neg,
-            torch.is_inference, T.is_same_size, T.__hash__, torch.is_same_size)  # fmt: skip
+            torch.is_inference, T._is_view, T.is_same_size, T.__hash__, torch.is_same_size)  # fmt: skip
 _DESCRIBES = {*_METHODS, *(getattr(T, name).__get__ for name in _PROPERTIES if hasattr(T, name))}
 _OF_REAL = {getattr(T, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "output_nr", "retains_grad")}
 _GRAD, _VERSION = T.grad.__get__, T._version.__get__  # type: ignore[attr-defined]
@@ -191,7 +191,11 @@ def _called(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _described(func: Any, args: Any, kwargs: Any) -> Any:
     x = args[0]
-    if type(x) is Deferred and x.value.real is not None and (func in _OF_REAL or func == _VERSION):
+    if (
+        type(x) is Deferred
+        and x.value.real is not None
+        and (func in _OF_REAL or func == _VERSION or func is T._is_view)
+    ):
         args = (x.value.real, *args[1:])
     with _torch.below_torch_function():
         return func(*args, **kwargs)
