@@ -76,6 +76,8 @@ class ModelGraph:
         self.names = [n.name for n in module.graph.find_nodes(op="placeholder")]
         self.symbols, self.size_inputs = _symbols(module)
         self.outputs = _outputs(module)
+        shapes = [what[0] for kind, what in self.outputs if kind == "tensor"]
+        self.fixed_sizes = {size for shape in shapes for size in shape if isinstance(size, int)}
         self.module = _bare_copy(module)
         self.programs = Programs(compiler)
         self.metas: dict[Any, Meta] = {}

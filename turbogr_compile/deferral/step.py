@@ -155,8 +155,9 @@ class Program:
             known = {k for p in before for k in p.changing}
             return [k for k, n in enumerate(plan.numbers) if k in known or any(p.numbers[k] != n for p in before)]
         sizes = [n for n in sorted(_open_sizes(plan)) if n > 1]
+        fixed = {n for node in plan.models for n in node.model.fixed_sizes}
         products = {*sizes, *(a * b for i, a in enumerate(sizes) for b in sizes[i + 1 :])}
-        return [k for k, n in enumerate(plan.numbers) if n in products]
+        return [k for k, n in enumerate(plan.numbers) if n in products and n not in fixed]
 
     def _dynamic(self, plan: Plan, slot: int, before: list[Program]) -> set[int]:
         shape = self.sizes[slot]
