@@ -98,8 +98,9 @@ def worst(a: Any, b: Any) -> float:
 class Tower(nn.Module):
     """As little as a model can be: rows of logits out of rows of ids."""
 
-    def __init__(self, vocabulary=V, dim=D, drop=0.0):
+    def __init__(self, vocabulary=V, dim=D, drop=0.0, half=False):
         super().__init__()
+        self.half_precision = half  # a pair of its own: its parameters are float32
         self.items, self.places = nn.Embedding(vocabulary, dim, padding_idx=0), nn.Embedding(160, dim)
         self.up, self.drop, self.head = nn.Linear(dim, dim), nn.Dropout(drop), nn.Linear(dim, vocabulary)
 

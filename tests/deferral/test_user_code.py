@@ -569,6 +569,37 @@ def test_same_on_the_default_target(code):
     assert_same(code, options=(("target", "cpu"),))
 
 
+# --- mixed precision ------------------------------------------------------------------------------------
+
+
+def autocast_around_the_model(model, called):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = called(IDS)
+    loss = cross_entropy(logits.float())
+    loss.backward()
+    return loss, logits.dtype is torch.bfloat16
+
+
+def autocast_and_scaler(model, called):
+    optimizer, scaler = sgd(model, 0.1), torch.amp.GradScaler("cpu", init_scale=8.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = cross_entropy(called(IDS))
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    return loss.float()
+
+
+@pytest.mark.parametrize("code", [autocast_around_the_model, autocast_and_scaler], ids=lambda f: f.__name__)
+def test_same_in_mixed_precision(code):
+    torch.set_default_dtype(torch.float32)
+    assert_same(code, tolerance=5e-2, half=True)
+
+
 # --- said, not done -------------------------------------------------------------------------------------
 
 

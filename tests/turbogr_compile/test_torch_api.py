@@ -329,3 +329,67 @@ def test_writes_to_a_tensor_are_counted():
     assert _torch.version_of(x) == before + 1
     with torch.inference_mode():
         assert _torch.version_of(torch.zeros(2)) is None
+
+
+# --- tensors without data ----------------------------------------------------------------------------------
+
+
+class Described(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError(func)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError(func)
+
+
+def test_wrappers_describe_memory_they_do_not_have():
+    with _torch.below_torch_function():
+        x = _torch.wrapper(Described, (2, 3), (1, 2), torch.float64, torch.device("cpu"))
+        assert type(x) is Described and x.shape == (2, 3) and x.stride() == (1, 2) and x.dtype is torch.float64
+
+
+def test_lazy_twins_keep_the_old_value():
+    x = torch.arange(4.0)
+    twin = _torch.lazy_twin(x)
+    assert twin is not None and _torch.address_of(x) == _torch.address_of(twin)
+    x.data.add_(1)
+    assert twin.tolist() == [0, 1, 2, 3] and _torch.address_of(x) != _torch.address_of(twin)
+
+
+def test_foreign_memory_has_no_lazy_twin():
+    numpy = pytest.importorskip("numpy")
+    assert _torch.lazy_twin(torch.from_numpy(numpy.zeros(3))) is None
+    assert _torch.lazy_twin(torch.zeros(3).share_memory_()) is None
+
+
+def test_hooks_on_saved_tensors_are_seen():
+    assert not _torch.saved_tensors_are_hooked()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        assert _torch.saved_tensors_are_hooked()
+
+
+def test_transforms_are_seen():
+    seen = []
+    torch.vmap(lambda x: seen.append(_torch.transforms_active()) or x)(torch.ones(2))
+    assert seen == [True] and not _torch.transforms_active()
+
+
+def test_dispatch_modes_are_seen_and_can_be_left():
+    ops = []
+    with _torch.watching_ops(lambda op, args, kwargs: ops.append(op)):
+        assert len(_torch.dispatch_modes()) == 1
+        torch.ones(1) + 1
+        with _torch.without_modes():
+            torch.ones(1) * 2
+    assert aten.add.Tensor in ops and aten.mul.Tensor not in ops and not _torch.dispatch_modes()
+
+
+def test_assumptions_about_sizes_can_be_asked():
+    mode = _torch.new_fake_mode()
+    fake = _torch.fake_of_sizes(mode, torch.ones(4, 3), {0}, "x")
+    assert isinstance(fake.shape[0], torch.SymInt) and fake.shape[1] == 3
+    bool(fake.shape[0] > 3)
+    holds = _torch.checks_of(mode.shape_env, [fake])
+    assert holds([torch.ones(7, 3)]) and not holds([torch.ones(2, 3)]) and not holds([torch.ones(7, 2)])

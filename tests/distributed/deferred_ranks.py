@@ -1,0 +1,75 @@
+"""Training with the loss outside of a compiled model, on two ranks; each function returns how far it is from eager."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from turbogr_compile.testing import Flops
+
+DDP = nn.parallel.DistributedDataParallel
+
+
+class Rows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.items, self.up, self.head = nn.Embedding(50, 16, padding_idx=0), nn.Linear(16, 16), nn.Linear(16, 50)
+        self.unused = nn.Linear(3, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.up(self.items(ids))))
+
+
+def _batches(rank: int, steps: int = 4) -> Any:
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        ids = torch.randint(1, 50, (4, 12), generator=generator) * (
+            torch.arange(12) < torch.tensor([[3], [9], [5], [2]])
+        )
+        yield ids, ids.roll(-1, 1) * (ids != 0) * (ids.roll(-1, 1) != ids[:, :1])
+
+
+def _trained(called: nn.Module, model: nn.Module, rank: int, reads: bool) -> tuple[list[float], float]:
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []
+    with Flops() as flops:
+        for ids, target in _batches(rank):
+            optimizer.zero_grad()
+            logits = called(ids)
+            loss = F.cross_entropy(logits.view(-1, 50), target.view(-1), ignore_index=0)
+            if reads and rank == 0:
+                losses.append(logits.mean().item())
+            loss.backward()
+            optimizer.step()
+            if reads and rank == 0:
+                losses.append(logits.sum().item())
+            losses.append(loss.item())
+    return losses, float(flops.total)
+
+
+def ddp(rank: int, world: int, order: str, find_unused: bool = False, reads: bool = False) -> dict[str, Any]:
+    """DDP around the compiled model, the model compiled inside of DDP, or DDP compiled: against DDP in eager."""
+    warnings.simplefilter("ignore")
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    theirs = Rows()
+    if not find_unused:
+        del theirs.unused
+    ours = copy.deepcopy(theirs)
+    expected, eager = _trained(DDP(theirs, find_unused_parameters=find_unused), theirs, rank, reads)
+    options = {"target": "eager", "deferral": True}
+    if order == "ddp(compile(model))":
+        called: Any = DDP(torch.compile(ours, backend="turbogr", options=options), find_unused_parameters=find_unused)
+    elif order == "compile(ddp(model))":
+        called = torch.compile(DDP(ours, find_unused_parameters=find_unused), backend="turbogr", options=options)
+    else:
+        ours.compile(backend="turbogr", options=options)
+        called = DDP(ours, find_unused_parameters=find_unused)
+    found, deferred = _trained(called, ours, rank, reads)
+    gaps = [abs(a - b) for a, b in zip(expected, found, strict=True)]
+    gaps += [(p - q).abs().max().item() for p, q in zip(theirs.parameters(), ours.parameters(), strict=True)]
+    return {"worst": max(gaps), "flops": eager / deferred}

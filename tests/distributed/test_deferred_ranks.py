@@ -1,0 +1,30 @@
+"""Deferral and DDP on two ranks: all orders of wrapping, unused parameters, and reads on one rank alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from .deferred_ranks import ddp
+from .ranks import run_several
+
+ORDERS = ("ddp(compile(model))", "compile(ddp(model))", "model.compile()")
+CALLS = {
+    **{order: (ddp, {"order": order}) for order in ORDERS},
+    "unused parameters": (ddp, {"order": ORDERS[0], "find_unused": True}),
+    "reads on one rank": (ddp, {"order": ORDERS[0], "reads": True}),
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return run_several(2, CALLS)
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_trains_as_in_eager(found, case):
+    assert all(rank["worst"] < 1e-10 for rank in found[case]), found[case]
+
+
+@pytest.mark.parametrize("case", [ORDERS[0], ORDERS[2]])
+def test_is_packed(found, case):
+    assert all(rank["flops"] > 1.8 for rank in found[case]), found[case]
