@@ -184,6 +184,9 @@ def _pays(found: RowAnalysis, ctx: Context) -> bool:
         seen = counts(found) if worth is not None else None
     if worth is None or seen is None or worth.added(seen.calls) <= worth.saved(seen.flops, seen.bytes):
         return True
+    if worth.saved(*seen.whole) < worth.tiny:
+        ctx.analysis("tiny-step", "packed, though a step as small as this takes less time padded")
+        return True
     ctx.missed(
         "not-worth-it",
         f"packing would leave out {human(seen.flops)}FLOPs and {human(seen.bytes, 'B')} of the batch seen "

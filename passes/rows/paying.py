@@ -16,6 +16,8 @@ from .deciding import Attends, AttendsAll, Keeps, Loses, Moves, OnRows, Picks, P
 from .sets import Terms
 from .spaces import Space
 
+# The batch seen may be the fullest of all: not packing for its sake would cost all others more than packing costs it.
+FULLEST = 0.75
 _CALLS = (Attends, AttendsAll, Keeps, Loses, Moves, Picks, Pools, Sums, Weighs)  # packed by an op of turbogr's own
 
 
@@ -28,6 +30,7 @@ class Counts:
     flops: float  # left out
     bytes: float  # left out: read or written
     calls: int  # added
+    whole: tuple[float, float]  # FLOPs and bytes of the padded forward
 
 
 def counts(found: RowAnalysis) -> Counts | None:
@@ -44,16 +47,20 @@ class _Counting:
         self.sets: set[tuple[Space, Terms]] = set()
 
     def counts(self) -> Counts:
-        flops = moved = 0.0
-        for node, (computed, stored) in self._shares().items():
-            cost, size = node_cost(node)
-            flops += (1 - computed) * (self._number(cost) if cost is not None else 0.0)
-            moved += (1 - stored) * self._number(size)
+        flops = moved = all_flops = all_moved = 0.0
+        shares = self._shares()
+        for node in self.an.graph.nodes:
+            if node.op != "call_function":
+                continue
+            computed, stored = shares.get(node, (1.0, 1.0))
+            cost, size = (self._number(c) if c is not None else 0.0 for c in node_cost(node))
+            all_flops, all_moved = all_flops + cost, all_moved + size
+            flops, moved = flops + (1 - computed) * cost, moved + (1 - stored) * size
         calls = sum(isinstance(d, _CALLS) for d in self.an.decisions.values()) + len(self.sets)
         rows, total = max(
             ((self._size(s[1]), self._total(s[0])) for s in self.sets), default=(0, 0), key=lambda x: x[1]
         )
-        return Counts(rows, total, flops, moved, calls)
+        return Counts(rows, total, flops, moved, calls, (all_flops, all_moved))
 
     def _shares(self) -> dict[fx.Node, tuple[float, float]]:
         """Of what a node computes, and of what it stores, how much is left."""
@@ -65,7 +72,7 @@ class _Counting:
                 out[node] = (pairs, 0.0)
             elif isinstance(decision, OnRows):
                 self.sets.add((decision.space, decision.rows))
-                share = self._size(decision.rows) / max(self._total(decision.space), 1)
+                share = min(self._size(decision.rows) / max(self._total(decision.space), 1), FULLEST)
                 out[node] = (share, share)
         return out
 
@@ -74,7 +81,7 @@ class _Counting:
         (rows, columns), (_, others) = self.batch.extent(a.queries), self.batch.extent(a.keys)
         queries, keys = self._each(self.an.wanted.get(node), columns), self._each(self.an.wanted.get(a.value), others)
         kept = torch.as_tensor(queries * keys).expand(rows).sum()
-        return int(kept) / max(rows * columns * others, 1)
+        return min(int(kept) / max(rows * columns * others, 1), FULLEST**2)
 
     def _each(self, wanted: Any, columns: int) -> Any:
         """How many rows of each sequence; all of them where that is not known."""

@@ -37,26 +37,36 @@ def said(model: nn.Module, ids: torch.Tensor, **options) -> dict[str, str]:
     return {r["id"]: r["text"] for record in report.records for r in record["remarks"]}
 
 
-def test_tiny_steps_and_full_batches_are_not_packed_and_a_remark_has_the_counts():
-    tiny = said(Model(8), batch(4, 8, 3), worth=Worth())
-    assert "packed" not in tiny and "12 of 32 rows matter" in tiny["not-worth-it"] and "calls" in tiny["not-worth-it"]
-    full = said(Model(64), batch(64, 64, 64), worth=Worth())
-    assert "packed" not in full and "4096 of 4096 rows" in full["not-worth-it"]
+def test_what_would_not_pay_is_not_packed_and_a_remark_has_the_counts():
+    small = said(Model(32), batch(16, 40, 39), worth="tiny=0")
+    assert "packed" not in small and "624 of 640 rows matter" in small["not-worth-it"]
+    assert "calls" in small["not-worth-it"]
     large = said(Model(64), batch(64, 64, 16), worth=Worth())
     assert "packed" in large and "not-worth-it" not in large
+
+
+def test_a_first_batch_that_is_full_is_no_judge_of_those_that_follow():
+    full = said(Model(64), batch(64, 64, 64), worth=Worth())
+    assert "packed" in full and "not-worth-it" not in full
+
+
+def test_a_step_that_is_tiny_when_padded_is_not_weighed():
+    tiny = said(Model(8), batch(4, 8, 3), worth=Worth())
+    assert "packed" in tiny and "tiny-step" in tiny
+    assert "packed" not in said(Model(8), batch(4, 8, 3), worth="tiny=0")
 
 
 def test_prices_decide():
     ids = batch(4, 8, 3)
     assert "packed" in said(Model(8), ids, worth="always")
-    assert "packed" in said(Model(8), ids, worth="step=1e-9,call=1e-12")
+    assert "tiny-step" not in said(Model(8), ids, worth="step=1e-9,call=1e-12")
     assert "packed" not in said(Model(64), batch(64, 64, 16), worth="step=10")
 
 
 def test_what_is_not_packed_is_right():
     model, ids = Model(8), batch(4, 8, 3)
     torch._dynamo.reset()
-    compiled = turbogr_compile.compile(model, worth=Worth())
+    compiled = turbogr_compile.compile(model, worth=Worth(tiny=0.0))
     torch.testing.assert_close(compiled(ids), model(ids))
     compiled(batch(4, 8, 5)).backward()
 
@@ -83,12 +93,12 @@ def test_a_step_that_packs_nothing_says_so_once(monkeypatch, caplog):
         return [r.getMessage() for r in caplog.records if "packs nothing" in r.getMessage()]
 
     monkeypatch.setattr(console, "_told", False)
-    assert not told(worth=Worth())  # tests are quiet
+    assert not told(worth="tiny=0")  # tests are quiet
     monkeypatch.delenv("TURBOGR_QUIET")
     assert not told(worth="always")
-    (line,) = told(worth=Worth())
+    (line,) = told(worth="tiny=0")
     assert "test_worth.py" in line and "would not pay" in line and "→" in line
-    assert not told(worth=Worth())
+    assert not told(worth="tiny=0")
     monkeypatch.setattr(console, "_told", False)
     caplog.clear()
     said(Mixed(8), batch(4, 8, 3))

@@ -78,7 +78,7 @@ def optimize(fn: Callable[..., Any], backend: Callable[..., Any], **settings: An
 
 
 class _AllSizesAtOnce:
-    """Dynamo's converter of frames. Where code is compiled again, all sizes of its arguments become symbols.
+    """Dynamo's converter of frames. Where it compiles code again, all sizes of that code's arguments become symbols.
 
     Dynamo alone makes a symbol of a size once it saw that size change: one more graph for a new width, one for a new
     number of sequences, and one where two sizes that it took for the same are not.
@@ -86,12 +86,15 @@ class _AllSizesAtOnce:
 
     def __init__(self, convert: Any) -> None:
         self._convert = convert
+        self._compiled: set[Any] = set()  # for another call of `optimize`, code is new
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._convert, name)
 
     def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> Any:
-        if cache_entry is None or not torch._dynamo.config.automatic_dynamic_shapes:
+        again = cache_entry is not None and frame.f_code in self._compiled
+        self._compiled.add(frame.f_code)
+        if not again or not torch._dynamo.config.automatic_dynamic_shapes:
             return self._convert(frame, cache_entry, hooks, frame_state, skip=skip + 1)
         for value in _tensors(list(frame.f_locals.values())):
             _mark_dynamic(value)

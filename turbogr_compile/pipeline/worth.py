@@ -3,6 +3,9 @@
 A packed step leaves work out and adds calls: a prologue, gathers, ops of turbogr's own. Both are counted on the batch
 seen and priced with four constants. Nothing is timed, so that the same program is packed on every machine and rank, or
 on none. The shipped constants are those of a small CPU; `turbogr bench --worth` prints those of the machine at hand.
+
+A step that is tiny even when padded is packed whatever it costs: a few milliseconds matter to nobody at that size, and
+whoever tries turbogr on it wants to see what it does.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ class Worth:
     bytes: float = 10e9  # per second, read or written
     call: float = 40e-6  # seconds for each call of an op that packing adds
     step: float = 600e-6  # seconds for what runs around each packed step
+    tiny: float = 20e-3  # seconds of a padded step that is not weighed at all
 
     @staticmethod
     def read(value: Any) -> Worth:
