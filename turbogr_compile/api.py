@@ -19,6 +19,7 @@ from .pipeline.instrument import GraphRun
 from .pipeline.manager import Manager
 from .pipeline.options import Options
 from .pipeline.pipeline import Pipeline
+from .pipeline.remarks import warn
 from .pipeline.target import find_target
 from .show.recording import Recording
 from .show.report import report_text
@@ -48,7 +49,14 @@ def compile(
     _torch.trace_transformer_layers()
     flags = _torch.DynamoFlags(**FLAGS, ignore_logging_functions=_torch.quiet_functions())
     turbogr.backend_ctx_ctor = lambda: flags  # type: ignore[attr-defined]
-    return _torch.optimize(fn, turbogr, dynamic=dynamic, nopython=fullgraph)
+    plain = dict.fromkeys(FLAGS, False)
+    return _torch.optimize(fn, turbogr, _not_traced, plain, dynamic=dynamic, nopython=fullgraph)
+
+
+def _not_traced(said: str) -> None:
+    reasons = [line.strip() for line in said.splitlines() if line.strip().startswith("Explanation:")]
+    why = reasons[0].removeprefix("Explanation:").strip() if reasons else said.strip().splitlines()[0]
+    warn(f"a function is cut where sizes depend on data, because Dynamo cannot trace it as a whole: {why}")
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ EXPECTED: dict[str, Expected] = {
     "weigh=sigmoid": unclaimed("an activation without a kernel"),
     "weigh=sigmoid-of-filled": unclaimed("an activation without a kernel"),
     "weigh=silu-by-count": unclaimed("divided by the number of visible keys"),
+    "feed=function-decaying": refused("its backward pulls at pads too"),
     "feed=conv-3": packed("a row reads its neighbours, pads among them", 1.45),
     "readout=max-pool": unclaimed("a maximum over rows"),
     "readout=plain-mean": refused("the mean is over pads too"),

@@ -824,6 +824,58 @@ class ErfGelu(Linear):
         return self.down(h * 0.5 * (1.0 + torch.erf(h / math.sqrt(2.0))))
 
 
+class OwnGelu(torch.autograd.Function):
+    """By hand, backward included."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        gate = torch.sigmoid(1.702 * x)
+        ctx.save_for_backward(x, gate)
+        return x * gate
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        x, gate = ctx.saved_tensors
+        return grad * gate * (1 + 1.702 * x * (1 - gate))
+
+
+class Decaying(torch.autograd.Function):
+    """Pulls at every row, whatever the loss says."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.relu()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * (x > 0) + 0.01 * x
+
+
+class FunctionGelu(Linear):
+    def forward(self, x):
+        return self.down(OwnGelu.apply(self.up(x)))
+
+
+class FunctionDecaying(Linear):
+    def forward(self, x):
+        return self.down(Decaying.apply(self.up(x)))
+
+
+class Clamped(Linear):
+    """A parameter that each step brings back into its range."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        self.scale = nn.Parameter(torch.full((), 3.0))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.scale.clamp_(0.0, 2.0)
+        return self.down(F.gelu(self.up(x)) * self.scale)
+
+
 class Flattened(Linear):
     """On (B * n, D)."""
 
@@ -887,7 +939,8 @@ class NoFeedForward(nn.Module):
 
 
 FEED: dict[str, Callable[[Sizes], nn.Module]] = {
-    "linear": Linear, "erf-gelu": ErfGelu, "flattened": Flattened, "gated": Gated, "conv-1": Convolved,
+    "linear": Linear, "erf-gelu": ErfGelu, "function-gelu": FunctionGelu, "function-decaying": FunctionDecaying,
+    "clamped": Clamped, "flattened": Flattened, "gated": Gated, "conv-1": Convolved,
     "conv-3": ConvolvedWide, "conv-3-causal": ConvolvedCausal, "experts": Experts, "none": NoFeedForward,
 }  # fmt: skip
 

@@ -236,6 +236,28 @@ def test_graph_that_no_target_can_take_runs_op_by_op():
         turbogr_compile.compile(step, on_error="raise")(x)
 
 
+def test_code_that_dynamo_cannot_trace_with_open_sizes_is_cut_there():
+    @torch.library.custom_op("turbogr_test::sized", mutates_args=())
+    def sized(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @sized.register_fake
+    def _(x):
+        if not isinstance(x.shape[0], int):
+            raise RuntimeError("sizes must be numbers")
+        return torch.empty_like(x)
+
+    sized.register_autograd(lambda ctx, grad: grad * 2)
+    x = torch.tensor([1.0, -1.0, 2.0], requires_grad=True)
+    with pytest.warns(UserWarning, match="sizes must be numbers"):
+        turbogr_compile.compile(lambda x: sized(x[x > 0]).sum())(x).backward()
+    assert x.grad.tolist() == [2.0, 0.0, 2.0]
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="shape"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        turbogr_compile.compile(lambda x: x.view(5, 7))(x)
+
+
 def test_graph_break_is_a_remark_with_its_line_and_what_to_change():
     def step(x):
         y = x.sin()

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...api import compile
-from ...pipeline.worth import Worth
+import turbogr_compile as turbogr
 
 ROUNDS = 30
 SIDE = 512  # of products
@@ -30,27 +29,28 @@ class Tiny(nn.Module):
         return F.cross_entropy(self.layer(self.items(ids)).flatten(0, 1), ids.flatten(), ignore_index=0)
 
 
-def measured() -> Worth:
+def measured() -> str:
     """The best of several runs each, which a busy machine disturbs least."""
+    packed, padded = (_seconds(_tiny(**options)) for options in ({"worth": "always"}, {"without": ["pack-rows"]}))
     a, b = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
     x = torch.randn(ELEMENTS)
     rows = torch.randn(ROWS, DIM, requires_grad=True)
     index = torch.arange(ROWS)
     call = _seconds(lambda: torch.ops.turbogr.gather_rows(rows, index).sum().backward())
     call -= _seconds(lambda: rows.sum().backward())
-    packed, padded = (_seconds(_tiny(**options)) for options in ({"worth": "always"}, {"without": ["pack-rows"]}))
-    return Worth(
-        flops=2 * SIDE**3 / _seconds(lambda: a @ b),
-        bytes=2 * 4 * ELEMENTS / _seconds(lambda: x + 1),
-        call=max(call / 2, 1e-7),
-        step=max(packed - padded, 1e-6),
-    )
+    prices = {
+        "flops": 2 * SIDE**3 / _seconds(lambda: a @ b),
+        "bytes": 2 * 4 * ELEMENTS / _seconds(lambda: x + 1),
+        "call": max(call / 2, 1e-7),
+        "step": max(packed - padded, 1e-6),
+    }
+    return ",".join(f"{name}={price:.3g}" for name, price in prices.items())
 
 
 def _tiny(**options: Any) -> Callable[[], None]:
     model, ids = Tiny(), torch.randint(1, ITEMS, (4, ROWS // 4))
     ids[:, 2:] = 0
-    step = compile(model, verify="off", **options)
+    step = turbogr.compile(model, verify="off", **options)
     return lambda: step(ids).backward()
 
 

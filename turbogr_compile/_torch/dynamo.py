@@ -17,6 +17,7 @@ from torch._guards import CompileContext, TracingContext  # Dynamo's fake mode a
 from torch._logging import trace_structured
 from torch._ops import HigherOrderOperator  # to name and refuse ops that hold subgraphs
 from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode  # nodes Dynamo records
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ..errors import TurbogrError
 from .fake import FakeTensor, FakeTensorMode
@@ -68,28 +69,63 @@ def compile_id() -> str:
     return str(current).strip("[]").replace("/", ".") if current is not None else "-"
 
 
-def optimize(fn: Callable[..., Any], backend: Callable[..., Any], **settings: Any) -> Any:
-    """torch.compile without its wrapper around the backend, which hides `backend_ctx_ctor`."""
+def optimize(
+    fn: Callable[..., Any], backend: Callable[..., Any], failed: Callable[[str], None], plain: Any, **settings: Any
+) -> Any:
+    """torch.compile without its wrapper around the backend, which hides `backend_ctx_ctor`.
+
+    Code that Dynamo fails to trace is traced again with the flags `plain`, once `failed` was told why.
+    """
     context = torch._dynamo.optimize(backend, **settings)
-    convert = getattr(getattr(context, "callback", None), "_torchdynamo_orig_backend", None)
-    if settings.get("dynamic") is None and hasattr(convert, "_inner_convert"):  # not so where Dynamo is switched off
-        convert._inner_convert = _AllSizesAtOnce(convert._inner_convert)
+    convert: Any = getattr(getattr(context, "callback", None), "_torchdynamo_orig_backend", None)
+    if hasattr(convert, "_inner_convert"):  # not so for whole graphs only, or where Dynamo is switched off
+        if settings.get("dynamic") is None:
+            convert._inner_convert = _AllSizesAtOnce(convert._inner_convert)
+        convert._inner_convert = _AgainIfItFails(convert._inner_convert, failed, plain)
     return context(fn)
 
 
-class _AllSizesAtOnce:
-    """Dynamo's converter of frames. Where it compiles code again, all sizes of that code's arguments become symbols.
+class _Converter:
+    """Dynamo's converter of frames, and something more."""
+
+    def __init__(self, convert: Any) -> None:
+        self._convert = convert
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._convert, name)
+
+
+class _AgainIfItFails(_Converter):
+    """What fails with flags that Dynamo does not have by default is converted as it is by default."""
+
+    def __init__(self, convert: Any, failed: Callable[[str], None], plain: Any) -> None:
+        super().__init__(convert)
+        self._failed, self._plain = failed, plain
+
+    def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> Any:
+        exc = torch._dynamo.exc
+        try:
+            return self._convert(frame, cache_entry, hooks, frame_state, skip=skip + 1)
+        except (exc.TorchRuntimeError, exc.InternalTorchDynamoError, GuardOnDataDependentSymNode) as error:
+            if isinstance(error, exc.BackendCompilerFailed):
+                raise
+            said = str(error)
+        with torch._dynamo.config.patch(self._plain):
+            result = self._convert(frame, cache_entry, hooks, frame_state, skip=skip + 1)
+        self._failed(said)  # not where the program itself is at fault: then it has failed again
+        return result
+
+
+class _AllSizesAtOnce(_Converter):
+    """Where it compiles code again, all sizes of that code's arguments become symbols.
 
     Dynamo alone makes a symbol of a size once it saw that size change: one more graph for a new width, one for a new
     number of sequences, and one where two sizes that it took for the same are not.
     """
 
     def __init__(self, convert: Any) -> None:
-        self._convert = convert
+        super().__init__(convert)
         self._compiled: set[Any] = set()  # for another call of `optimize`, code is new
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._convert, name)
 
     def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> Any:
         again = cache_entry is not None and frame.f_code in self._compiled
@@ -98,7 +134,7 @@ class _AllSizesAtOnce:
             return self._convert(frame, cache_entry, hooks, frame_state, skip=skip + 1)
         for value in _tensors(list(frame.f_locals.values())):
             _mark_dynamic(value)
-        with torch.fx.experimental._config.patch(use_duck_shape=False):
+        with torch.fx.experimental._config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
             return self._convert(frame, cache_entry, hooks, frame_state, skip=skip + 1)
 
 

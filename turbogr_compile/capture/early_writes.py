@@ -51,7 +51,7 @@ class EarlyWrites:
         """What computes the new values, as a module of its own; the graph goes on with the parameters themselves."""
         self._readers = {n for p in self.parameters for n in p.users if n.op != "output"}
         self._views = self._views_without_gradient(memory for v in self.taken.values() for memory in memory_of(v))
-        early, values = fx.Graph(), {}
+        early, values = fx.Graph(), dict[fx.Node, fx.Node]()
         wanted = {n for v in self.taken.values() for n in _cone(v)}
         for node in self.graph.nodes:
             if node.op == "placeholder" or node in wanted:

@@ -25,6 +25,7 @@ from .normal import memory_of, value_of
 from .trace import functional_trace, remove_modes
 
 COMPUTES, MAY_ACT = "turbogr_function", "turbogr_user_function"  # namespaces: of torch's ops alone, or of others too
+FUNCTIONS = {COMPUTES, MAY_ACT}
 aten = torch.ops.aten
 _LIBRARIES: dict[str, Library] = {}
 _TORCHS_OWN = {"aten", "prims", "turbogr", COMPUTES}
@@ -59,7 +60,8 @@ def function_of(owner: fx.GraphModule, node: fx.Node) -> Function:
         raise CannotMake("it writes to its arguments (mark_dirty)")
     bodies: list[Any] = [getattr(owner, str(body.target)) for body in node.args[:2]]  # type: ignore[union-attr]
     forward, backward = (_traced(body) for body in bodies)
-    return _Making(forward, backward, tuple(node.kwargs.get("non_differentiable_idx") or ())).function()
+    unwatched: Any = node.kwargs.get("non_differentiable_idx") or ()
+    return _Making(forward, backward, tuple(unwatched)).function()
 
 
 def _traced(body: fx.GraphModule) -> fx.GraphModule:
@@ -107,7 +109,7 @@ class _Making:
 
     def function(self) -> Function:
         (output,) = self.forward.graph.find_nodes(op="output")
-        returned, saved = output.args[0]  # type: ignore[misc]
+        returned, saved = output.args[0]
         results: Any = [returned] if isinstance(returned, fx.Node) else list(returned)
         if not results or not all(isinstance(value_of(r), torch.Tensor) for r in results):
             raise CannotMake("it returns something that is no tensor")
@@ -146,7 +148,7 @@ class _Making:
         self, arguments: list[fx.Node], compute: fx.GraphModule, recall: _Recall, results: int, pointwise: bool
     ) -> torch._ops.OpOverload:
         (output,) = compute.graph.find_nodes(op="output")
-        count = 1 if isinstance(output.args[0], fx.Node) else len(output.args[0])  # type: ignore[arg-type]
+        count = 1 if isinstance(output.args[0], fx.Node) else len(output.args[0])
         returns = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
         schema = f"({', '.join(f'{_type(n)} a{i}' for i, n in enumerate(arguments))}) -> {returns}"
         text = "\n".join([schema, *map(_text, (compute, self.backward)), str(recall), str(self.unwatched)])
@@ -241,8 +243,9 @@ def _type(node: fx.Node) -> str:
 def _text(module: fx.GraphModule) -> str:
     """What a graph computes, without the names of its values."""
     numbers = {n: _Number(i) for i, n in enumerate(module.graph.nodes)}
+    numbered: Any = numbers.__getitem__
     return "\n".join(
-        f"{n.op} {n.target if n.op == 'call_function' else ''} {fx.map_arg((n.args, n.kwargs), numbers.__getitem__)}"
+        f"{n.op} {n.target if n.op == 'call_function' else ''} {fx.map_arg((n.args, n.kwargs), numbered)}"
         for n in module.graph.nodes
     )
 

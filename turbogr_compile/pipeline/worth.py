@@ -2,7 +2,8 @@
 
 A packed step leaves work out and adds calls: a prologue, gathers, ops of turbogr's own. Both are counted on the batch
 seen and priced with four constants. Nothing is timed, so that the same program is packed on every machine and rank, or
-on none. The shipped constants are those of a small CPU; `turbogr bench --worth` prints those of the machine at hand.
+on none. The shipped constants are fitted to steps of a small transformer on one core of a server CPU;
+`turbogr bench --worth` prints those of the machine at hand.
 
 A step that is tiny even when padded is packed whatever it costs: a few milliseconds matter to nobody at that size, and
 whoever tries turbogr on it wants to see what it does.
@@ -24,8 +25,8 @@ _PART = re.compile(r"\s*(\w+)\s*=\s*([0-9.eE+-]+)\s*$")
 class Worth:
     """Prices. A training step does everything about three times: once forward, twice backward."""
 
-    flops: float = 50e9  # per second
-    bytes: float = 10e9  # per second, read or written
+    flops: float = 100e9  # per second
+    bytes: float = 50e9  # per second, read or written
     call: float = 40e-6  # seconds for each call of an op that packing adds
     step: float = 600e-6  # seconds for what runs around each packed step
     tiny: float = 20e-3  # seconds of a padded step that is not weighed at all
