@@ -393,3 +393,44 @@ def test_assumptions_about_sizes_can_be_asked():
     bool(fake.shape[0] > 3)
     holds = _torch.checks_of(mode.shape_env, [fake])
     assert holds([torch.ones(7, 3)]) and not holds([torch.ones(2, 3)]) and not holds([torch.ones(7, 2)])
+
+
+def test_autograd_functions_and_reasons_of_graph_breaks_are_in_dynamos_graph():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2
+
+    def step(x):
+        y = Twice.apply(x)
+        torch._dynamo.graph_break()
+        return y + 1
+
+    seen = []
+
+    def backend(gm, inputs):
+        found = gm.graph.find_nodes(op="call_function", target=_torch.autograd_function_apply)
+        seen.append((len(found), _torch.break_reason(gm)))
+        return gm
+
+    torch._dynamo.reset()
+    torch.compile(step, backend=backend)(torch.ones(2, requires_grad=True))
+    (calls, (reason, stack)), (_, none) = seen
+    assert calls == 1 and "graph_break()" in reason and stack[-1].name == "step" and none is None
+
+
+def test_all_sizes_open_at_once():
+    def backend(gm, inputs):
+        shapes.append([x.shape for x in inputs if isinstance(x, torch.Tensor)])
+        return gm
+
+    shapes: list = []
+    torch._dynamo.reset()
+    run = _torch.optimize(lambda x: x * 2, backend)
+    for size in ((2, 2), (2, 3), (4, 4), (5, 6)):
+        run(torch.ones(size))
+    assert len(shapes) == 2 and len({str(s) for s in shapes[1][0]}) == 2  # two symbols, of which no size is known

@@ -70,7 +70,11 @@ def compile_id() -> str:
 
 
 def optimize(
-    fn: Callable[..., Any], backend: Callable[..., Any], failed: Callable[[str], None], plain: Any, **settings: Any
+    fn: Callable[..., Any],
+    backend: Callable[..., Any],
+    failed: Callable[[str], None] = lambda _: None,
+    plain: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> Any:
     """torch.compile without its wrapper around the backend, which hides `backend_ctx_ctor`.
 
@@ -81,7 +85,8 @@ def optimize(
     if hasattr(convert, "_inner_convert"):  # not so for whole graphs only, or where Dynamo is switched off
         if settings.get("dynamic") is None:
             convert._inner_convert = _AllSizesAtOnce(convert._inner_convert)
-        convert._inner_convert = _AgainIfItFails(convert._inner_convert, failed, plain)
+        if plain:
+            convert._inner_convert = _AgainIfItFails(convert._inner_convert, failed, plain)
     return context(fn)
 
 
@@ -98,9 +103,9 @@ class _Converter:
 class _AgainIfItFails(_Converter):
     """What fails with flags that Dynamo does not have by default is converted as it is by default."""
 
-    def __init__(self, convert: Any, failed: Callable[[str], None], plain: Any) -> None:
+    def __init__(self, convert: Any, failed: Callable[[str], None], plain: Mapping[str, Any]) -> None:
         super().__init__(convert)
-        self._failed, self._plain = failed, plain
+        self._failed, self._plain = failed, dict(plain)
 
     def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> Any:
         exc = torch._dynamo.exc
