@@ -30,6 +30,7 @@ import turbogr_compile.passes.rows as rows
 from tests.fuzz.__main__ import swept
 from tests.fuzz.aimed import aimed
 from tests.fuzz.judge import quiet
+from tests.fuzz.program import Program
 
 from .faults import Fault, faults, source_of
 from .forks import Died, in_a_fork
@@ -84,7 +85,7 @@ class Guards:
     def noticed(self, fault: Fault, names: list[str], seconds: float) -> dict[str, Any]:
         """In a fork: plant it, and try programs until one is wrong or time is up."""
         plant(fault)
-        end, found = time.time() + seconds, {"verdict": "unchanged", "how": "", "tried": 0, "changed": 0}
+        end, found = time.process_time() + seconds, {"verdict": "unchanged", "how": "", "tried": 0, "changed": 0}
         fails = 0
         for name in names:
             before = self.before[name]
@@ -95,7 +96,7 @@ class Guards:
             if WORST_FIRST.index(verdict) < WORST_FIRST.index(found["verdict"]):
                 found |= {"verdict": verdict, "how": f"{name}: {after.note or after.loud}", "by": name}
             fails += verdict == "fails"
-            if verdict == "wrong" or fails == 6 or time.time() > end:
+            if verdict == "wrong" or fails == 6 or time.process_time() > end:
                 break
         return found
 
@@ -105,7 +106,7 @@ class Guards:
         if not names:
             return {**answer, "verdict": "unreached", "how": ""}
         try:
-            answer |= in_a_fork(lambda: self.noticed(fault, names[:most], seconds), max(LONGEST, 3 * seconds))
+            answer |= in_a_fork(lambda: self.noticed(fault, names[:most], seconds), LONGEST + 20 * seconds)
         except Died as error:
             planted = NotPlanted.__name__ not in str(error)
             answer |= {"verdict": "wrong" if planted else "not planted", "how": str(error)}
@@ -168,6 +169,10 @@ def chosen(names: list[str], share: float, only: Sequence[str] = ("",)) -> list[
     return sorted((f for f in every if number(f) <= share), key=number)
 
 
+def programs_of(kind: str, per: int) -> list[tuple[str, Program]]:
+    return [*(swept(per, 0, "") if kind != "aimed" else ()), *(aimed() if kind != "swept" else ())]
+
+
 def answers(path: Path | None) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path is not None and path.exists() else []
 
@@ -177,10 +182,12 @@ def main() -> int:
     top.add_argument("modules", nargs="*", help="endings of module names; all of passes/rows unless said")
     top.add_argument("--share", type=float, default=0.1, help="of the faults that can be planted")
     top.add_argument("--only", nargs="+", default=[""], help="faults whose description contains one of these")
+    top.add_argument("--programs", default="both", choices=("swept", "aimed", "both"), help="of tests.fuzz")
+    top.add_argument("--named", nargs="+", default=[""], help="programs whose name contains one of these")
     top.add_argument("--words", type=int, default=1, help="every so many of the constructs of tests.fuzz")
     top.add_argument("--offset", type=int, default=0, help="first of those constructs")
     top.add_argument("--per", type=int, default=1, help="programs for each construct")
-    top.add_argument("--seconds", type=float, default=8, help="for each fault")
+    top.add_argument("--seconds", type=float, default=8, help="of the processor for each fault")
     top.add_argument("--most", type=int, default=60, help="programs for each fault")
     top.add_argument("--total", type=float, default=float("inf"), help="seconds for everything")
     top.add_argument(
@@ -198,7 +205,8 @@ def main() -> int:
     counts: Counter[str] = Counter()
     with quiet():
         began = time.time()
-        programs = [(n, Prepared(p)) for n, p in [*swept(args.per, 0, ""), *aimed()][args.offset :: args.words]]
+        programs = [(n, Prepared(p)) for n, p in programs_of(args.programs, args.per)[args.offset :: args.words]
+                    if any(word in n for word in args.named)]  # fmt: skip
         programs = [(n, p) for n, p in programs if p.valid]
         living()
         gc.collect()
