@@ -237,6 +237,17 @@ MOVE = slot(
         "rotated": (
             "torch.cat([-{x}[..., D // 2:], {x}[..., :D // 2]], -1) * torch.arange(N)[:, None].double().cos() + {x}"
         ),
+        "convolution-same": "F.conv1d({x}.mT, torch.stack([Q, O, Kw], -1), off, padding=1).mT",
+        "convolution-dilated": "F.conv1d({x}.mT, torch.stack([Q, O, Kw], -1), padding=2, dilation=2).mT",
+        "convolution-by-feature": (
+            "F.conv1d(F.pad({x}.mT, (2, 0)), torch.stack([w, gain, off], -1)[:, None], groups=D).mT"
+        ),
+        "convolution-zeroed": "F.conv1d(({x} * {v}[..., None]).mT, torch.stack([Q, O, Kw], -1), padding='same').mT",
+        "convolution-ahead": "F.conv1d(F.pad({x}.mT, (0, 1)), torch.stack([Q, O], -1)).mT",
+        "convolution-two-dims": "F.conv2d(F.pad({x}[:, None], (0, 0, 1, 1)), Q[None, None, :3, :1]).squeeze(1)[:, :N]",
+        "convolution-then-mask": (
+            "F.conv1d({x}.mT, torch.stack([Q, O, Kw], -1), padding=1).mT.relu() * {v}[..., None] + {x}"
+        ),
         "max-pool": "F.max_pool1d(F.pad({x}.mT, (1, 0)), 2, 1).mT",
     },
 )
@@ -293,6 +304,34 @@ SPREAD = slot(
             "{x} + ((E[:2] @ {x}.mT).masked_fill(~{v}[:, None], -1e9).softmax(-1) @ {x}).mean(1, keepdim=True)"
         ),
         "gram": "{x} + {x} @ (({x} * {n}[..., None]).mT @ {x}) * 0.05",
+        "gru": "torch.gru({x}, torch.zeros(1, B, D), [Win, Win, Bin, Bin], True, 1, 0.0, False, False, True)[0]",
+        "gru-zeroed": (
+            "torch.gru({x} * {v}[..., None], torch.zeros(1, B, D), [Win, Win], False, 1, 0.0, False, False, True)[0]"
+        ),
+        "gru-both-ways": (
+            "torch.gru({x}, torch.zeros(2, B, D), [Win, Win, Bin, Bin] * 2, True, 1, 0.0, False, True, "
+            "True)[0].unflatten(-1, (2, D)).sum(-2)"
+        ),
+        "gru-layers": (
+            "torch.gru({x}, torch.zeros(2, B, D), [Win, Win, Bin, Bin] * 2, True, 2, 0.0, False, False, True)[0]"
+        ),
+        "gru-time-first": (
+            "torch.gru({x}.transpose(0, 1), torch.zeros(1, B, D), [Win, Win, Bin, Bin], True, 1, 0.0, False, False, "
+            "False)[0].transpose(0, 1)"
+        ),
+        "gru-last": (
+            "{x} + torch.gru({x}, torch.zeros(1, B, D), [Win, Win, Bin, Bin], True, 1, 0.0, False, False, True)[1]"
+            ".transpose(0, 1)"
+        ),
+        "gru-from-label": (
+            "torch.gru({x}, F.embedding(label, E2)[None], [Win, Win, Bin, Bin], True, 1, 0.0, False, False, True)[0]"
+        ),
+        "rnn": "torch.rnn_tanh({x}, torch.zeros(1, B, D), [Q, O, off, gain], True, 1, 0.0, False, False, True)[0]",
+        "rnn-relu": "torch.rnn_relu({x}, torch.zeros(1, B, D), [Q, O * 0.3], False, 1, 0.0, False, False, True)[0]",
+        "rnn-backwards": (
+            "torch.rnn_tanh({x}.flip(1), torch.zeros(1, B, D), [Q, O, off, gain], True, 1, 0.0, False, False, "
+            "True)[0].flip(1)"
+        ),
         "pool-weights": "{x} + (({x} @ w).masked_fill(~{v}, -1e9).softmax(1).unsqueeze(-1) * {x}).sum(1, keepdim=True)",
     },
 )
