@@ -71,7 +71,9 @@ def made(kind=SASRec, **settings):
 
 def compiled(model, **options):
     _torch.trace_transformer_layers()
-    return torch.compile(model, backend="turbogr", options={"target": "eager", "deferral": True, **options})
+    # Faults of the compiler are to be seen, and models are tiny: neither validation nor thrift hides anything.
+    settings = {"target": "eager", "deferral": True, "verify": "fast", "worth": "always", **options}
+    return torch.compile(model, backend="turbogr", options=settings)
 
 
 def gradients(model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any
 
 import torch
@@ -15,13 +15,16 @@ from .fake import ConstantSource, FakeTensor, FakeTensorMode, ShapeEnv
 below_torch_function = torch._C.DisableTorchFunctionSubclass  # the tensor's own C++ methods, not the subclass's
 
 __all__ = [
+    "above_autograd",
     "address_of",
+    "apply_as_it_is",
     "below_torch_function",
     "checks_of",
     "dispatch_modes",
     "fake_of_sizes",
     "lazy_twin",
     "saved_tensors_are_hooked",
+    "teach_autograd",
     "teach_dynamo",
     "transforms_active",
     "watching_ops",
@@ -34,7 +37,7 @@ def wrapper(
     kind: type, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """A tensor of a subclass that describes memory it does not have."""
-    make = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+    make = torch.Tensor._make_wrapper_subclass
     return make(kind, shape, strides=stride, dtype=dtype, device=device, requires_grad=False)
 
 
@@ -56,9 +59,17 @@ def address_of(x: torch.Tensor) -> int:
     return torch._C._data_address(x)  # type: ignore[attr-defined]
 
 
+_ORDINARY = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+
+def above_autograd() -> AbstractContextManager[Any]:
+    """Inside of `__torch_dispatch__`, where autograd is done with an op: as if nothing had been called yet."""
+    return torch._C._ForceDispatchKeyGuard(*_ORDINARY)
+
+
 def saved_tensors_are_hooked() -> bool:
     """Somebody wants to see what autograd saves: activation checkpointing, offloading."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # type: ignore[attr-defined]
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def transforms_active() -> bool:
@@ -152,4 +163,29 @@ def _teach_dynamo(kind: type, module: str, stand_in: Any, takes: Any, value_of: 
     output_graph.OutputGraph.call_user_compiler = call_user_compiler  # type: ignore[method-assign]
     builder.VariableBuilder._wrap = _wrap  # type: ignore[method-assign]
     builder.infer_subclass_type = infer_subclass_type
-    FakeTensorMode.from_tensor = fake_from  # type: ignore[method-assign, assignment]
+    FakeTensorMode.from_tensor = fake_from  # type: ignore[method-assign]
+
+
+@lru_cache(maxsize=1)
+def teach_autograd(value_of: Callable[[Any], Any]) -> None:
+    """What Python gives to C++ autograd without asking the tensor is `value_of(x)`: the arguments of an
+    `autograd.Function`, and the roots of a backward."""
+    from torch._functorch import utils
+    from torch.utils._pytree import tree_map
+
+    unwrap, backward = utils.unwrap_dead_wrappers, torch.autograd.backward
+
+    def unwrap_dead_wrappers(args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return unwrap(tuple(value_of(a) for a in args))
+
+    @wraps(backward)
+    def backward_of_values(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return backward(tree_map(value_of, tensors), *args, **kwargs)
+
+    utils.unwrap_dead_wrappers = unwrap_dead_wrappers
+    torch.autograd.backward = backward_of_values
+
+
+def apply_as_it_is(function: Any, *args: Any) -> Any:
+    """Apply an `autograd.Function` to its very arguments."""
+    return super(torch.autograd.Function, function).apply(*args)

@@ -60,14 +60,15 @@ def look(value: Value) -> torch.Tensor:
 
 
 @torch.compiler.disable
-def compute(values: Sequence[Value]) -> list[torch.Tensor]:
-    """Real tensors with gradients, for whoever goes around us; the record stays."""
+def compute(values: Sequence[Value]) -> list[Any]:
+    """Where gradients of these go in, for whoever goes around us; None where there are none. The record stays."""
     with LOCK, _apart(), torch.enable_grad():
         if any(n.model.once for n in _calls([v for v in values if v.waits])):
             realize(values)
         waiting = [v for v in values if v.waits]
         found = dict(zip(map(id, waiting), _compute(Plan(waiting)), strict=True)) if waiting else {}
-        return [v.real if v.real is not None else found[id(v)] for v in values]
+        computed = [(v.edge if v.real is not None else found[id(v)]) for v in values]
+        return [c if not isinstance(c, torch.Tensor) or c.requires_grad else None for c in computed]
 
 
 def _apart() -> Any:
@@ -112,11 +113,16 @@ def _compute(plan: Plan, ready: Any = lambda: None) -> list[torch.Tensor]:
         results = calls[0].model.programs.run(plan, ready)
     except Exception as error:
         for n in calls:
-            error.add_note(f"turbogr: computed late; the model was called at {where(n)}")
+            _add_note(error, f"turbogr: computed late; the model was called at {where(n)}")
         raise
     for n in calls:
         n.ran += 1
     return results
+
+
+def _add_note(error: Exception, text: str) -> None:
+    if hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(text)
 
 
 def _run(chosen: list[Value], last: bool) -> None:
@@ -197,7 +203,7 @@ def _settle_node(node: Node) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(node.modes.grad))
         cast = node.modes.autocast
-        stack.enter_context(torch.autocast("cpu", enabled=cast is not None, **({"dtype": cast[0]} if cast else {})))
+        stack.enter_context(torch.autocast("cpu", cast[0] if cast else None, enabled=cast is not None))
         try:
             flat = pytree.tree_leaves(node.func(*args, **kwargs))
         except Exception as error:

@@ -53,7 +53,12 @@ def deferred(
 
 def teach_dynamo() -> None:
     room = __name__.rpartition(".")[0]
-    _torch.teach_dynamo(Deferred, room, stand_in, lambda compiled: isinstance(compiled, ModelGraph), real_of)
+    _torch.teach_dynamo(Deferred, room, stand_in, _is_ours, real_of)
+    _torch.teach_autograd(real_of)
+
+
+def _is_ours(compiled: Any) -> bool:
+    return isinstance(compiled, ModelGraph)
 
 
 def stand_in(x: Deferred) -> torch.Tensor:

@@ -104,7 +104,7 @@ class _Twin(torch.autograd.Function):
         return twin if twin is not None else tensor.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         return grad
 
 
@@ -116,7 +116,7 @@ class _Old(torch.autograd.Function):
         return old.view_as(old)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         return grad, None
 
 
@@ -127,7 +127,20 @@ def _nothing() -> None:
 class Value:
     """One result of a node. `real` is the ordinary tensor that user code has, as soon as it has one."""
 
-    __slots__ = ("__weakref__", "alias", "alone", "index", "link", "maker", "meta", "real", "seen", "tensor", "token")
+    __slots__ = (
+        "__weakref__",
+        "alias",
+        "alone",
+        "edge",
+        "index",
+        "link",
+        "maker",
+        "meta",
+        "real",
+        "seen",
+        "tensor",
+        "token",
+    )
 
     def __init__(self, node: Node, index: int, meta: Meta, alias: Value | None = None) -> None:
         self.maker: Node | None = node
@@ -135,6 +148,7 @@ class Value:
         self.alias = alias  # eager's result would share this one's memory
         self.alone = False  # not to be computed along with others
         self.real: torch.Tensor | None = None
+        self.edge: Any = None  # the place in autograd's graph that `real` had before anybody wrote to it
         self.seen: torch.Tensor | None = None  # its numbers, for those who only look: memory that nobody else has
         self.tensor: Any = _nothing  # weak: what stands for it in user code
         self.link: Any = _nothing  # weak: its place in autograd's graph, which others may have taken up
@@ -162,7 +176,15 @@ class Value:
     def becomes(self, real: torch.Tensor) -> None:
         """Computed: from now on an ordinary tensor, which keeps nothing of the record alive."""
         self.real, self.seen, self.maker, self.alias = real, None, None, None
+        if real.requires_grad:
+            self.edge = torch.autograd.graph.get_gradient_edge(real)
         WAITING.pop(id(self), None)
+
+    @property
+    def moved(self) -> bool:
+        """Written to since: its gradient takes another way than that of the links made before."""
+        real = self.real
+        return real is not None and real.requires_grad and (self.edge is None or real.grad_fn is not self.edge.node)
 
     @property
     def waits(self) -> bool:
@@ -231,8 +253,8 @@ class Node:
             (node,) = above.values()
             self.token, self.anchor = node.token, node.anchor
             return
-        self.token = Token(sources, [n.token for n in above.values() if n.token is not None])
-        given = [s.twin if s.requires_grad and not s.is_leaf else s.tensor for s in sources]
+        given = [s.tensor if s.is_leaf else s.twin for s in sources]
+        self.token = Token(given, [n.token for n in above.values() if n.token is not None])
         anchors = [n.anchor for n in above.values() if n.anchor is not None]
         self.anchor = _Anchor.apply(self.token, compute, len(anchors), *anchors, *given)
 
@@ -265,7 +287,7 @@ def above(values: Sequence[Value]) -> list[Node]:
 # --- gradients that come by other ways ------------------------------------------------------------------
 
 
-Compute = Callable[[Sequence[Value]], list[torch.Tensor]]
+Compute = Callable[[Sequence[Value]], list[Any]]  # where their gradients go in
 
 
 class Token:
@@ -274,11 +296,16 @@ class Token:
     Gradients that reach waiting tensors wait here until all have come; then they go through the real computation.
     """
 
-    __slots__ = ("parents", "sources", "waiting")
+    __slots__ = ("inputs", "parents", "waiting")
 
-    def __init__(self, sources: list[Source], parents: list[Token]) -> None:
-        self.sources, self.parents = sources, parents
+    def __init__(self, inputs: list[Any], parents: list[Token]) -> None:
+        self.inputs, self.parents = inputs, parents
         self.waiting: list[tuple[Value, torch.Tensor]] = []
+
+    @property
+    def simple(self) -> bool:
+        """All there is are parameters, each once: a gradient with respect to one of them holds no part of another."""
+        return not self.parents and all(x.is_leaf for x in self.inputs)
 
     def reach(self) -> list[Token]:
         found: dict[int, Token] = {}
@@ -298,17 +325,16 @@ class _Anchor(torch.autograd.Function):
         return torch.empty(())
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         token = ctx.token
         waiting, token.waiting = token.waiting, []
         nothing = (None, None, None, *([torch.zeros(())] * ctx.anchors))
-        if not waiting or not token.sources:
-            return (*nothing, *([None] * len(token.sources)))
+        if not waiting or not token.inputs:
+            return (*nothing, *([None] * len(token.inputs)))
         reals = ctx.compute([value for value, _ in waiting])
-        pairs = [(r, g) for r, (_, g) in zip(reals, waiting, strict=True) if r.requires_grad]
-        inputs = [s.twin if not s.is_leaf else s.tensor for s in token.sources]
+        pairs = [(r, g) for r, (_, g) in zip(reals, waiting, strict=True) if r is not None]
         found = torch.autograd.grad(
-            [r for r, _ in pairs], inputs, [g for _, g in pairs],
+            [r for r, _ in pairs], token.inputs, [g for _, g in pairs],
             retain_graph=True, create_graph=torch.is_grad_enabled(), allow_unused=True,
         )  # fmt: skip
         return (*nothing, *found)
@@ -324,7 +350,7 @@ class Link(torch.autograd.Function):
         return make(value)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor | None) -> Any:
         if grad is not None:
             for token in ctx.value.token.reach():
                 token.waiting.append((ctx.value, grad))

@@ -232,7 +232,7 @@ class _Writer:
             node.target = node.name  # fx makes names unique, not targets
             node.meta["example_value"] = fake
             node.meta["grapharg"] = SimpleNamespace(example=value)
-        self.results: list[list[Any]] = []
+        self.results: list[Any] = []
         self.grad, self.autocast = plan.grad, None
         self.entered: Any = None
         calls, outputs = plan.structure
@@ -348,7 +348,8 @@ class _Items:
     """Results of a function that returns several; made as they are asked for."""
 
     def __init__(self, graph: fx.Graph, node: fx.Node, text: str) -> None:
-        self.graph, self.node, self.text, self.made = graph, node, text, {}
+        self.graph, self.node, self.text = graph, node, text
+        self.made: dict[int, fx.Node] = {}
 
     def __getitem__(self, index: int) -> fx.Node:
         if index not in self.made:

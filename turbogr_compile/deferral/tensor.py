@@ -35,7 +35,7 @@ class Deferred(torch.Tensor):
         return _called(func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Code out of sight of __torch_function__: C++, transforms. Autograd is above us, and has our links."""
         args, kwargs = pytree.tree_map(_detached_value, (args, kwargs or {}))
         return func(*args, **kwargs)
@@ -82,7 +82,15 @@ def real_of(x: Any) -> Any:
 def _detached_value(x: Any) -> Any:
     if type(x) is not Deferred:
         return x
-    real = real_of(x)
+    with _torch.above_autograd():
+        real = real_of(x)
+    token = x.value.token
+    if real.requires_grad and torch.is_grad_enabled() and (x.value.moved or token is None or not token.simple):
+        raise RuntimeError(
+            "turbogr: code that does not ask a tensor for its value (C++, a transform) got a deferred one, which was "
+            "written to or has gradients of other tensors than the model's parameters; compute it with the model, or "
+            "compile with options={'deferral': False}"
+        )
     return real.detach() if real.requires_grad else real
 
 
@@ -100,7 +108,7 @@ def _adopt_foreign(x: Deferred) -> None:
     real = x.value.real
     assert real is not None
     with torch.enable_grad(), _torch.below_torch_function():
-        x.value.real = _Carry.apply(x, real.detach())
+        x.value.becomes(_torch.apply_as_it_is(_Carry, x, real.detach()))
     x.adopted = function
 
 
@@ -113,7 +121,7 @@ class _Carry(torch.autograd.Function):
         return twin if twin is not None else real.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         return grad, None
 
 
@@ -129,7 +137,7 @@ _METHODS = (T.size, T.dim, T.stride, T.numel, T.nelement, T.is_contiguous, T.is_
             torch.is_inference, T._is_view, T.is_same_size, T.__hash__, torch.is_same_size)  # fmt: skip
 _DESCRIBES = {*_METHODS, *(getattr(T, name).__get__ for name in _PROPERTIES if hasattr(T, name))}
 _OF_REAL = {getattr(T, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "output_nr", "retains_grad")}
-_GRAD, _VERSION = T.grad.__get__, T._version.__get__  # type: ignore[attr-defined]
+_GRAD, _VERSION = (getattr(T, name).__get__ for name in ("grad", "_version"))
 _VIEWS_AS_PROPERTIES = {getattr(T, name).__get__ for name in ("T", "mT", "H", "mH", "real", "data")}
 _PLACES = {T.register_hook, T.retain_grad, T.register_post_accumulate_grad_hook}
 # Who calls these keeps nothing of the tensor's memory.
@@ -260,7 +268,7 @@ def _number_into(func: Any, args: Any) -> Any:
     value = new.value
     if value.meta.requires_grad:
         with torch.enable_grad(), _torch.below_torch_function():
-            _Rename.apply(target, value.node.anchor, value)
+            _torch.apply_as_it_is(_Rename, target, value.node.anchor, value)
     WAITING.pop(id(old), None)
     WAITING.pop(id(value), None)
     target.value = value
@@ -279,7 +287,7 @@ class _Rename(torch.autograd.Function):
         return target
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Any) -> Any:
         return None, Link.backward(ctx, grad)[0], None
 
 
@@ -314,23 +322,24 @@ _FOUND: dict[Any, _Found | None] = {}
 
 def _record(func: Any, args: Any, kwargs: Any) -> Any:
     modes = Modes()
-    tensors = [x for x in leaves_of((args, kwargs)) if isinstance(x, T)]
+    tensors: list[Any] = [x for x in leaves_of((args, kwargs)) if isinstance(x, T)]
     if any(n.modes.dtype is not modes.dtype for x in tensors if pending(x) for n in (x.value.node,)):
         raise NotRecorded
     if any(type(x) not in (Deferred, T, torch.nn.Parameter) or x.layout is not torch.strided for x in tensors):
         raise NotRecorded
     counts = _counts(func, args)
-    key = [func, modes.key, counts]
+    key: list[Any] = [func, modes.key, counts]
     _describe(args, key)
     _describe(kwargs, key)
     try:
-        found = _FOUND.get(tuple(key), NotRecorded)
+        known = tuple(key) in _FOUND
     except TypeError:
         raise NotRecorded from None
-    if found is NotRecorded:
+    if not known:
         if len(_FOUND) > 20000:
             _FOUND.clear()
-        found = _FOUND[tuple(key)] = _without_data(func, args, kwargs, counts)
+        _FOUND[tuple(key)] = _without_data(func, args, kwargs, counts)
+    found = _FOUND[tuple(key)]
     if found is None:
         raise NotRecorded
     if found.same >= 0:
@@ -406,7 +415,7 @@ def _without_data(func: Any, args: Any, kwargs: Any, counts: tuple[int, ...]) ->
         def fake(x: Any) -> Any:
             if not isinstance(x, T):
                 return x
-            meta = x.value.meta if pending(x) else Meta.of(real_of(x))
+            meta = x.value.meta if type(x) is Deferred and pending(x) else Meta.of(real_of(x))
             made = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
             fakes.append(made.requires_grad_(meta.requires_grad))
             if len(fakes) > 1 and left and meta.dtype in (torch.bool, torch.uint8):
@@ -430,7 +439,7 @@ def _without_data(func: Any, args: Any, kwargs: Any, counts: tuple[int, ...]) ->
         return _read(result, fakes, inputs, args, kwargs)
 
 
-class _Indices(tuple):  # type: ignore[type-arg]
+class _Indices(tuple):
     """What a boolean mask stands for among indices."""
 
     __slots__ = ()
