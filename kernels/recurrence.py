@@ -184,7 +184,7 @@ def recurrence_backward(
             state = before[here], None if before_cells is None else before_cells[here]
             inputs[here], turned[here], beside = how.backward((g, c), kept[here], state)
             carried[:count] = turned[here] @ hidden_weight + beside[0]
-            if carried_cell is not None:
+            if carried_cell is not None and beside[1] is not None:
                 carried_cell[:count] = beside[1]
             end -= count
         dx = torch.zeros_like(x).reshape(-1, x.shape[-1])
