@@ -192,6 +192,7 @@ class InRange:
     index: fx.Node
     count: Size
     from_end: bool  # may they be negative?
+    ignored: int | None = None  # a number that is no index
 
     @property
     def nodes(self) -> list[fx.Node]:
@@ -199,6 +200,7 @@ class InRange:
 
     def check(self, rows: Rows) -> None:
         value, count = rows.batch.values[self.index], rows.batch.number(self.count)
+        value = value if self.ignored is None else value[value != self.ignored]
         if value.numel() == 0:
             return
         least, most = (int(x) for x in value.aminmax())

@@ -107,7 +107,7 @@ KINDS: dict[str, Callable[[Sizes, torch.Generator], tuple[torch.Tensor, torch.Te
     "one-each": _one_each, "disagree": _right, "stray": _right, "huge-pads": _right, "nan-pads": _right,
     "inf-pads": _left, "blind": _holes, "all-pairs": _left, "no-pairs": _right, "wide": _right, "narrow": _left,
     "bad-id": _right, "late": _left, "more": _right, "fewer": _left, "grey": _right, "masked-out": _left,
-    "masked-in": _right, "long": _right, "same-time": _right,
+    "masked-in": _right, "long": _right, "same-time": _right, "bad-target": _right,
 }  # fmt: skip
 SANE = (
     "right",
@@ -118,7 +118,7 @@ SANE = (
     "holes",
     "one-each",
 )  # of the first batch
-LATER = tuple(k for k in KINDS if k not in ("bad-id", "wide", "narrow", "more", "fewer"))
+LATER = tuple(k for k in KINDS if k not in ("bad-id", "bad-target", "wide", "narrow", "more", "fewer"))
 OTHER_WIDTHS = {"wide": 3, "narrow": -2}  # only where N is open
 OTHER_COUNTS = {"more": 2, "fewer": -1}  # only where B is
 
@@ -187,7 +187,10 @@ def _targets(b: Batch, ignored: int) -> torch.Tensor:
     labelled = b.valid
     if b.kind in ("stray", "disagree"):
         labelled = b.valid | (torch.rand(b.valid.shape, generator=b.noise("stray")) < 0.4)
-    return torch.where(labelled, _ints(b, "tgt", 1, s.V, s.B, s.N), ignored)
+    targets = torch.where(labelled, _ints(b, "tgt", 1, s.V, s.B, s.N), ignored)
+    if b.kind == "bad-target" and not bool(b.valid.all()):
+        targets[tuple((~b.valid).nonzero()[-1].tolist())] = s.V + 90
+    return targets
 
 
 def _last(b: Batch) -> torch.Tensor:

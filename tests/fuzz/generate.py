@@ -150,5 +150,5 @@ def _kinds(g: Draw) -> tuple[str, ...]:
     if g.sizes.many:
         kinds += OTHER_COUNTS
     if g.hostile(0.2):
-        kinds.append("bad-id")
+        kinds.append(g.one("bad-id", "bad-target"))
     return tuple(kinds)

@@ -91,3 +91,20 @@ def test_what_cancels_has_a_gradient(name: str) -> None:
     rest = "loss = (s.masked_fill((ids == 0)[:, None], -1e9).softmax(-1) @ x * (ids != 0)[..., None]).sum()"
     verdict = judge(program(f"x = F.embedding(ids, E)\n{CANCELLED[name]}\n{rest}"))
     assert (verdict.status, verdict.packed_calls) == ("same", 3), verdict.notes
+
+
+OUT_OF_RANGE = {
+    # On a row that nobody reads; eager raises all the same.
+    "a class": "loss = (F.cross_entropy(l.flatten(0, 1), tgt.flatten(), reduction='none') * v.flatten()).sum()",
+    "a class beside ignored ones": "loss = (F.cross_entropy(l.mT, lab, reduction='none') * v).sum()",
+    "a class of log-probabilities": "loss = (F.nll_loss(l.log_softmax(-1).mT, tgt, reduction='none') * v).sum()",
+    "a class that is picked": "loss = (l.log_softmax(-1).gather(-1, tgt[..., None])[..., 0] * v).sum()",
+    "a row of a table": "loss = ((l @ W.T * F.embedding(tgt, E2)).sum(-1) * v).sum()",
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_eager_raises(name: str) -> None:
+    made = program(f"v = ids != 0\nl = F.embedding(ids, E) @ W\n{OUT_OF_RANGE[name]}", "right", "left", "bad-target")
+    verdict = judge(made)
+    assert (verdict.status, verdict.packed_calls) == ("same", 2) and verdict.agreed["both raise"], verdict.notes

@@ -206,9 +206,9 @@ class Inputs(Builder):
     def check(self, *checks: BatchCheck) -> None:
         self._checks += [c for c in checks if c not in self._checks]
 
-    def note_lookup(self, index: fx.Node, count: Size, from_end: bool = False) -> None:
+    def note_lookup(self, index: fx.Node, count: Size, from_end: bool = False, ignored: int | None = None) -> None:
         """Rows of an index are left out, among which one may be out of range: eager raises then."""
-        check = InRange(self.an.meanings.root(index), count, from_end)
+        check = InRange(self.an.meanings.root(index), count, from_end, ignored)
         if check.index not in self.an.meanings.tainted:
             self.check(check)
 

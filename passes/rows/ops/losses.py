@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from ....graph.nodes import tensor
-from ..calls import arg, rank_of, tensors
+from ..calls import arg, rank_of, shape, tensors
 from ..declaration import EVERY, row_op
 from ..meaning import Predicate
 from ..zeros import NOWHERE_KNOWN
@@ -77,6 +77,8 @@ def classes_second(e: Values, x: Any, chosen: RowSet) -> fx.Node:
 def _cross_entropy_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     scores: Any = n.args[0]
     target: Any = n.args[1]
+    if not _has_shares(n):
+        e.note_lookup(target, shape(scores)[_class_dim(scores)], ignored=arg(n, "ignore_index"))
     classes = classes_second(e, target, chosen) if _has_shares(n) else e.packed(target, chosen)
     return e.again(n, self=classes_second(e, scores, chosen), target=classes)
 
