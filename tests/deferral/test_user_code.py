@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from turbogr_compile.deferral import model
 from turbogr_compile.deferral.record import WAITING
 from turbogr_compile.deferral.tensor import Deferred, pending
 
@@ -635,11 +636,21 @@ def test_nothing_is_left():
     assert not WAITING
 
 
+def test_parameters_above_the_budget_are_not_kept(monkeypatch):
+    monkeypatch.setattr(model, "BUDGET", 0)
+    assert_same(after_optimizer_step, kind=Large)
+    assert any(graph.large for graph in model.GRAPHS)
+
+
+class Large(Tower):
+    """A graph of its own."""
+
+
 def test_dropout_has_the_same_law():
-    _, model, called = fresh(drop=0.3)
+    _, eager_model, called = fresh(drop=0.3)
     torch.manual_seed(5)
     with torch.no_grad():
-        eager = torch.stack([cross_entropy(model(IDS)) for _ in range(200)])
+        eager = torch.stack([cross_entropy(eager_model(IDS)) for _ in range(200)])
     ours = torch.tensor([cross_entropy(called(IDS)).item() for _ in range(200)])
     assert abs(eager.mean() - ours.mean()) < 4 * (eager.std() / 200**0.5 * 2**0.5)
 

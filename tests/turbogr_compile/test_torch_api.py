@@ -434,3 +434,39 @@ def test_all_sizes_open_at_once():
     for size in ((2, 2), (2, 3), (4, 4), (5, 6)):
         run(torch.ones(size))
     assert len(shapes) == 2 and len({str(s) for s in shapes[1][0]}) == 2  # two symbols, of which no size is known
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def test_arguments_of_functions_and_roots_of_backwards_can_be_replaced(monkeypatch):
+    from torch._functorch import utils
+
+    monkeypatch.setattr(utils, "unwrap_dead_wrappers", utils.unwrap_dead_wrappers)
+    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
+    x, other = torch.ones(2, requires_grad=True), torch.full((2,), 3.0, requires_grad=True)
+    _torch.teach_autograd.__wrapped__(lambda a: other if a is x else a)
+    assert Doubled.apply(x).tolist() == [6, 6] and _torch.apply_as_it_is(Doubled, x).tolist() == [2, 2]
+    torch.autograd.backward([x], [torch.ones(2)])
+    assert x.grad is None and other.grad.tolist() == [1, 1]
+
+
+def test_autograd_can_be_reached_from_below():
+    class Looks(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            inside = torch.ones(1, requires_grad=True)
+            with _torch.above_autograd():
+                assert (inside * 2).requires_grad
+            return torch.zeros(1)
+
+    with _torch.below_torch_function():
+        x = _torch.wrapper(Looks, (1,), (1,), torch.float32, torch.device("cpu")).requires_grad_()
+        assert (x * 1).requires_grad

@@ -38,12 +38,12 @@ def _dead(value: Value) -> bool:
     tensor = value.tensor()
     if tensor is None or not _KNOWN:
         return False
-    try:
-        found = _in_dead_variables(tensor)
-    except Exception:
-        return False
     # References that no variable has: ours here, and the argument of getrefcount.
-    if found is None or sys.getrefcount(tensor) - found > 2:
+    wanted = sys.getrefcount(tensor) - 2
+    try:
+        if not _all_dead(tensor, wanted):
+            return False
+    except Exception:
         return False
     # Nobody reads it, so it can leave autograd's graph: its place goes with it, unless somebody else took it up.
     with _torch.below_torch_function(), torch.no_grad():
@@ -51,19 +51,19 @@ def _dead(value: Value) -> bool:
     return value.link() is None
 
 
-def _in_dead_variables(tensor: Any) -> int | None:
-    """References from variables that are set before they are read; None where one may be read."""
+def _all_dead(tensor: Any, wanted: int) -> bool:
+    """Are so many references to it held by variables that are set before they are read, and by no other?"""
     found = 0
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and found < wanted:
         code = frame.f_code
         if not frame.f_globals.get("__name__", "").startswith(_HERE) and code.co_flags & _FUNCTION:
             count = _in_frame(frame, code, tensor)
             if count is None:
-                return None
+                return False
             found += count
         frame = frame.f_back
-    return found
+    return found == wanted
 
 
 def _in_frame(frame: types.FrameType, code: types.CodeType, tensor: Any) -> int | None:

@@ -27,7 +27,7 @@ from .tensor import Deferred, line_of_user, pending, real_of, tensor_for
 T = torch.Tensor
 _serial = itertools.count()
 GRAPHS: weakref.WeakSet[ModelGraph] = weakref.WeakSet()  # Dynamo's code owns them
-BUDGET = 1 << 32  # bytes of parameters of which an old copy may be kept for a late reader
+BUDGET = 1 << 32  # bytes of parameters whose old values may be kept for a late reader
 
 
 class MayNotWait(Exception):
@@ -102,7 +102,12 @@ class ModelGraph:
         with LOCK, _torch.outside_compilation():
             self._age()
             why = self._not_now(inputs)
-            node = Node(None, tuple(_kept(x) for x in inputs), {}, Modes(), line_of_user(after_dynamo=True), self)
+            modes = Modes()
+            if not self.calls:
+                self.large = sum(x.nbytes for x in inputs if isinstance(x, torch.nn.Parameter)) > BUDGET
+            with torch.no_grad():
+                kept = tuple([_kept(x) for x in inputs])
+            node = Node(None, kept, {}, modes, line_of_user(after_dynamo=True), self)
             node.sizes = tuple(_size(inputs[i], d) for i, d in self.symbols.values())
             self.calls += 1
             node.number = self.calls

@@ -46,11 +46,10 @@ class Meta:
 class Source:
     """A tensor from outside, with the value and the place in autograd's graph that it has now."""
 
-    __slots__ = ("dtype", "is_leaf", "key", "requires_grad", "shape", "shared", "stride", "tensor", "twin", "version")
+    __slots__ = ("is_leaf", "key", "requires_grad", "shared", "tensor", "twin", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.version = tensor, _torch.version_of(tensor)
-        self.shape, self.stride, self.dtype = tuple(tensor.shape), tensor.stride(), tensor.dtype
         self.requires_grad, self.is_leaf = tensor.requires_grad, tensor.is_leaf
         self.twin: torch.Tensor | None = None
         if self.requires_grad and not self.is_leaf:
@@ -58,14 +57,23 @@ class Source:
             with torch.enable_grad():
                 self.twin = _Twin.apply(tensor)
             self.shared = True
-        else:
+        elif torch.is_grad_enabled():
             with torch.no_grad():
-                self.twin = _torch.lazy_twin(tensor)
-                self.shared = self.twin is not None
-                if self.twin is None:
-                    self.twin = tensor.detach().clone()  # foreign memory: nobody sees writes to it
+                self._keep()
+        else:
+            self._keep()
         # One slot of a step for one value: two calls may be computed together, with a step of the optimizer between.
         self.key = (id(tensor), self.version, _torch.address_of(tensor), self.requires_grad)
+
+    def _keep(self) -> None:
+        self.twin = _torch.lazy_twin(self.tensor)
+        self.shared = self.twin is not None
+        if self.twin is None:
+            self.twin = self.tensor.detach().clone()  # foreign memory: nobody sees writes to it
+
+    def described(self) -> tuple[Any, ...]:
+        assert self.twin is not None
+        return self.twin.shape, self.twin.stride()
 
     def changed(self) -> bool:
         """By the counter of writes, or, since `.data` has a counter of its own, by the memory itself."""

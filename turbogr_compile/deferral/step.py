@@ -72,8 +72,8 @@ class Plan:
                 slot = self._slots[a.key] = len(self.sources)
                 self.sources.append(a)
                 if described:
-                    self.described.append((a.shape, a.stride))
-            return ("source", slot, a.dtype, a.requires_grad, len(a.shape)) if described else ("source", slot)
+                    self.described.append(a.described())
+            return ("source", slot, a.tensor.dtype, a.requires_grad, a.tensor.dim()) if described else ("source", slot)
         if kind is int and a > 1:  # 0, 1 and negative ones are places and switches, not sizes
             self.numbers.append(a)
             return "number", len(self.numbers) - 1
