@@ -16,7 +16,7 @@ from turbogr_compile.deferral import model
 from turbogr_compile.deferral.record import WAITING
 from turbogr_compile.deferral.tensor import Deferred, pending
 
-from .programs import IDS, MASK, Broken, SASRec, Y, assert_same, compiled, cross_entropy, fresh
+from .programs import IDS, MASK, Broken, SASRec, Tower, Y, assert_same, compiled, cross_entropy, fresh
 
 
 def sgd(model, rate=0.5):
