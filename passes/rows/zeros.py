@@ -19,12 +19,6 @@ from .meanings import Meanings
 
 Support = frozenset[Predicate | Within]
 NOWHERE_KNOWN: Support = frozenset()
-# Operands, by position, of which an op tells minus zero from zero.
-_TELLS_SIGN = {
-    "copysign": (1,), "signbit": (0,), "atan2": (0, 1), "arctan2": (0, 1), "reciprocal": (0,), "rsqrt": (0,),
-    "pow": (0,), "float_power": (0,), "nextafter": (0, 1),
-    **dict.fromkeys(("div", "divide", "true_divide", "floor_divide", "remainder", "fmod", "addcdiv"), (-1,)),
-}  # fmt: skip
 
 
 class Zeros:
@@ -43,16 +37,6 @@ class Zeros:
                 once = {a for a in flat if flat.count(a) == 1}  # a tensor of pairs has rows twice
                 found = self._rule(node) | self._kept_by(node) | self._declared.get(node, NOWHERE_KNOWN)
                 self._support[node] = frozenset(p for p in found if self.axes(p) <= once)
-        for node in self._signed():
-            self._support[node] = NOWHERE_KNOWN
-
-    def _signed(self) -> set[fx.Node]:
-        """Values whose zeros some op tells by their sign: x * 0 may be minus zero, and rows left out are plus zero."""
-        found: set[fx.Node] = set()
-        for user in reversed(self.graph.nodes):
-            read = user.all_input_nodes if user in found else [x for x in _told(user) if self.support(x)]
-            found.update(x for x in read if x in self.meanings.tainted)
-        return found
 
     def _rule(self, node: fx.Node) -> Support:
         source: Any = node.args[0] if op(node) == "getitem" else node
@@ -117,12 +101,3 @@ class Zeros:
         # A floating-point input is a weight of rows, and not a feature, where it is zero here and there.
         seen = self.meanings.example(root) if root.op == "placeholder" else None
         return root if seen is not None and bool((seen == 0).any()) and bool((seen != 0).any()) else None
-
-
-def _told(node: fx.Node) -> list[fx.Node]:
-    """Operands of which the op tells the sign of a zero."""
-    places = _TELLS_SIGN.get(op(node), ())
-    if op(node) in ("pow", "float_power") and isinstance(node.args[1], (int, float)) and node.args[1] > 0:
-        return []  # zero, of one sign or the other
-    given = [x for x in node.args if is_tensor(x)]
-    return [x for x in given if any(x is node.args[at] for at in places)]

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from ....pipeline.capacity import Capacity
-from ..calls import again, arg, is_tensor, op, product, rank_of, shape, tensors
+from ..calls import again, arg, is_tensor, op, operand, piece_of, product, rank_of, shape, tensors
 from ..deciding import Given, Weighs
 from ..declaration import declared
 from ..demand import DemandAnalysis
@@ -202,8 +202,7 @@ class Values(Inputs):
         return self.call(aten.mul.Tensor, twin, self.call(GATHER, drawn, self.rows(chosen)))
 
     def piece(self, n: fx.Node, chosen: RowSet) -> fx.Node:
-        source, index = n.args
-        assert isinstance(source, fx.Node)
+        source, index = operand(n), piece_of(n)
         key = (source, chosen)
         if key not in self._twins:
             found = declared(source)

@@ -52,7 +52,8 @@ _PLAIN = (
 def broadcast(t: Typing, n: fx.Node) -> Dims | list[Dims | None]:
     if is_tensor(n):
         return t.broadcast(tensors(n), rank_of(n))
-    return [t.broadcast(tensors(n), result.dim()) for result in n.meta["val"]]
+    several: list[Dims | None] = [t.broadcast(tensors(n), result.dim()) for result in n.meta["val"]]
+    return several
 
 
 def aligned(r: Rowwise, n: fx.Node, s: Space) -> str | None:
