@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -97,6 +98,8 @@ class _Converter:
         self._convert = convert
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_convert":
+            raise AttributeError(name)  # of a copy under way
         return getattr(self._convert, name)
 
 
@@ -122,7 +125,7 @@ class _AgainIfItFails(_Converter):
 
 
 class _AllSizesAtOnce(_Converter):
-    """Where it compiles code again, all sizes of that code's arguments become symbols.
+    """Where code is compiled again for arguments of other sizes, all of their sizes become symbols.
 
     Dynamo alone makes a symbol of a size once it saw that size change: one more graph for a new width, one for a new
     number of sequences, and one where two sizes that it took for the same are not.
@@ -130,14 +133,15 @@ class _AllSizesAtOnce(_Converter):
 
     def __init__(self, convert: Any) -> None:
         super().__init__(convert)
-        self._compiled: set[Any] = set()  # for another call of `optimize`, code is new
+        self._seen: weakref.WeakKeyDictionary[Any, list[tuple[int, ...]]] = weakref.WeakKeyDictionary()  # at first
 
     def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> Any:
-        again = cache_entry is not None and frame.f_code in self._compiled
-        self._compiled.add(frame.f_code)
-        if not again or not torch._dynamo.config.automatic_dynamic_shapes:
+        tensors = list(_tensors(list(frame.f_locals.values())))
+        shapes = [tuple(x.shape) for x in tensors]
+        changed = self._seen.setdefault(frame.f_code, shapes) != shapes
+        if not changed or not torch._dynamo.config.automatic_dynamic_shapes:
             return self._convert(frame, cache_entry, hooks, frame_state, skip=skip + 1)
-        for value in _tensors(list(frame.f_locals.values())):
+        for value in tensors:
             _mark_dynamic(value)
         with torch.fx.experimental._config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
             return self._convert(frame, cache_entry, hooks, frame_state, skip=skip + 1)
