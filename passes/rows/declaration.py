@@ -14,7 +14,7 @@ from torch import fx
 
 from ...capture.functions import FUNCTIONS
 from ...errors import RuleError
-from .calls import given, op, unread
+from .calls import arg, given, op, unread
 
 if TYPE_CHECKING:
     from .axes import Dims, Typing
@@ -39,13 +39,16 @@ class Declaration:
     zeros: Callable[[Zeros, fx.Node], Support] | None = None
     reads: Callable[[Moves, fx.Node], Move | None] | None = None
     packed: Callable[[Emitter, fx.Node, RowSet], Any] | None = None
-    values: Mapping[str, Collection[str]] = field(default_factory=dict)  # arguments that may have only these, as text
+    values: Mapping[str, Collection[str]] = field(default_factory=dict)  # arguments that may have only these, as text;
+    # '#2' for any list of two
     spans: Callable[[Moves, fx.Node, Space], Span | None] | None = None
 
     def unread(self, node: fx.Node) -> str | None:
         """An argument of the call that has another value than its default, and that the declaration does not know."""
-        for name, value in given(node).items() if self.values else ():
-            if str(value) not in self.values.get(name, (str(value),)):
+        for name, allowed in self.values.items():
+            value = arg(node, name)
+            length = f"#{len(value)}" if isinstance(value, (list, tuple)) else ""
+            if str(value) not in allowed and length not in allowed:
                 return f"{name}={value}"
         return None if self.models == EVERY else unread(node, self.models)
 
@@ -111,6 +114,17 @@ def why_undeclared(node: Any) -> str:
     found, name = _named(node), op(node) or "this value"
     unread = found.unread(node) if found is not None else None
     return f"no row rule for {name}" + (f" with {unread}" if unread is not None else "")
+
+
+def what_it_takes(node: Any) -> str:
+    """For the model's author: what would have to be declared, where nothing is."""
+    if not isinstance(getattr(node, "target", None), torch._ops.OpOverload) or declared(node) is not None:
+        return ""
+    names = ", ".join(given(node))
+    return (
+        f"if each of its rows is made from its own row: turbogr_compile.row_op({op(node)!r}, …) with 'models' out of "
+        f"({names}), 'axes' for the dims of its result, 'mixes' and 'packed'"
+    )
 
 
 def declared_names() -> list[str]:

@@ -1,4 +1,4 @@
-"""python -m tests.ops sweep | child | show | witness | derive"""
+"""python -m tests.ops sweep | child | show | witness | derive | coverage"""
 
 from __future__ import annotations
 
@@ -34,15 +34,24 @@ def main() -> int:
         p.add_argument("--only", default="", help="entries whose name contains this")
         p.add_argument("--out", type=Path)
         p.add_argument("--seconds", type=float, default=float("inf"))
+        p.add_argument("--records", type=Path, help="every record as a line of JSON, for `coverage`")
     kinds.add_parser("show").add_argument("case")
-    kinds.add_parser("derive").add_argument("--only", default="")
+    kinds.add_parser("derive")
+    kinds.add_parser("coverage").add_argument("records", nargs="*", type=Path, help="what sweeps left with --records")
     args = top.parse_args()
     if args.what == "show":
         return show(args.case)
     if args.what == "derive":
         from .derive import write as write_table
 
-        write_table(chosen(args.only))
+        write_table(chosen(""))
+        return 0
+    if args.what == "coverage":
+        from . import coverage
+
+        if args.records:
+            coverage.keep(json.loads(line) for path in args.records for line in path.read_text().splitlines())
+        coverage.PAGE.write_text(coverage.page())
         return 0
     if args.what == "child":
         child(sys.stdin.read().split("\n"), args.per, args.seed)
@@ -53,6 +62,8 @@ def main() -> int:
         return report(chosen(args.only), args.per, args.out)
     records = sweep(chosen(args.only), child_command(args.per, args.seed), args.seconds)
     found = write(records, args.out, seed=args.seed, per=args.per)
+    if args.records is not None:
+        args.records.write_text("".join(json.dumps(r) + "\n" for r in records))
     return int(any(r["status"] not in ("pass-error", "unconfirmed") for r in found["faults"]))
 
 

@@ -166,7 +166,7 @@ class Case:
 
     def _where(self, y: torch.Tensor, changed: list[tuple[int, int, torch.Tensor]]) -> Place | None:
         p = self.place
-        for d in range(y.dim()):
+        for d in sorted(range(y.dim()), key=lambda d: d != p.first):  # rows that change nothing are where they were
             if p.kind != "pair" and y.shape[d] == p.B * p.N and all(only(m, d, p.row(b, n)) for b, n, m in changed):
                 return Place(p.kind, d, 0, p.B, p.N)
         dims = [(i, j) for i, j in itertools.permutations(range(y.dim()), 2) if y.shape[i] == p.B and y.shape[j] == p.N]

@@ -88,7 +88,14 @@ def packs(fn: Fn, leaves: Sequence[Any], spec: Any, where: Mapping[int, int], ou
     `where`: the dim of rows in each leaf that has them; `outs`: in each result. '' where it is, else what is not.
     """
     size = next(leaves[i].shape[d] for i, d in where.items())
-    keep = torch.tensor(sorted({0, size // 2, size - 1} - ({1} if size > 2 else set())))
+    some = sorted({0, size // 2, size - 1} - {1}) if size > 2 else [size - 1]
+    said = (_packs(fn, leaves, spec, where, outs, torch.tensor(keep)) for keep in (some, [0]))
+    return next((text for text in said if text), "")
+
+
+def _packs(
+    fn: Fn, leaves: Sequence[Any], spec: Any, where: Mapping[int, int], outs: Sequence[int], keep: torch.Tensor
+) -> str:
     whole, slopes = _step(fn, leaves, spec, where, outs, keep, False)
     try:
         part, others = _step(fn, leaves, spec, where, outs, keep, True)

@@ -13,8 +13,8 @@ joins        concatenation, stacking, splitting
 moves        slices, pads, shifts, and which rows they read
 jagged       ops on rows that the model itself packs
 scatters     writing into features
-derived      all others, by a table that is generated
 recurrent    what is carried from row to row
+derived      all others, by a generated table
 packing      helpers for the packed side
 """
 

@@ -1,4 +1,4 @@
-"""Ops that nobody has declared by hand, as the table `derived.txt` says that torch treats rows.
+"""Ops that nobody has declared by hand, as `table` says that torch treats their rows.
 
 The table is generated (`python -m tests.ops derive`): for each overload, which dims are computed independently of each
 other, in which operands, and for which arguments that was seen to be true. Such an op is called on packed rows with the
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import fx
 from ..calls import arg, is_tensor, op, rank_of, size, tensors
 from ..declaration import Declaration, row_derived
 from . import pointwise
+from .table import TABLE
 
 if TYPE_CHECKING:
     from ..axes import Dims, Typing
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ..spaces import Space
 
 aten = torch.ops.aten
-TABLE = Path(__file__).with_name("derived.txt")
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,8 @@ class Line:
     rule    'pointwise'; 'beside dim …': all dims but those that these arguments name; 'before k': all but the last k;
             'first': the first
     rows    operands that may hold rows; all others must not
-    takes   arguments that may differ from their defaults, and the values that they may have; None for any
+    takes   arguments that may differ from their defaults, and the values that they may have ('#2': a list of two);
+            None for any
     ranks   of the first of those operands; none for any
     known   who says so: torch's sharding strategies, torch's decomposition, or trying alone
     """
@@ -85,6 +85,8 @@ class Line:
         if kind == "before":
             return list(range(rank - int(words[0])))
         named = [arg(n, word) for word in words]
+        if any(dims in (None, [], ()) for dims in named):
+            return []  # all of them
         mixed = {d % max(rank, 1) for dims in named for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
         return [d for d in range(rank) if d not in mixed]
 
@@ -118,6 +120,8 @@ class Line:
             return f"{name} of values with other rows"
         if any(r.on_rows(x, d, s) for x in own for d in range(rank_of(x)) if d not in self.independent(n, x)):
             return f"{name} over rows"
+        if self.rule.startswith("before") and len({rank_of(x) for x in own}) > 1:
+            return f"{name} of values with different numbers of dims"
         places = {self._rows_out(r.typing, n, x, s) for x in own}
         return None if len(places) == 1 and None not in places else f"{name} of rows that share a dim with others"
 
@@ -168,8 +172,7 @@ def _rows_first(e: Emitter, y: fx.Node, out: dict[int, int], rows: list[int], ra
 
 
 def read() -> list[Line]:
-    lines = TABLE.read_text().splitlines() if TABLE.exists() else []
-    return [Line.parse(line) for line in lines if line and not line.startswith("#")]
+    return [Line.parse(line) for line in TABLE.splitlines() if line]
 
 
 for line in read():
