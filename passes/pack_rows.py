@@ -62,27 +62,28 @@ class PackRows(Pass):
         _see_through_offsets(graph, ctx)
         _fill_by_mask(graph, ctx)
         _one_result_of_layer_norm(graph, ctx)
-        found = self._taken_apart(graph, ctx)
-        emitter = self._pack(graph, ctx, found)
+        found, pays = self._taken_apart(graph, ctx)
+        emitter = self._pack(graph, ctx, found) if pays else self._emitter(graph, ctx, found)
         for miss in emitter.an.missed:
             ctx.missed(miss.id, miss.text, miss.node, miss.hint)
 
-    def _taken_apart(self, graph: fx.Graph, ctx: Context) -> RowAnalysis:
-        """The analysis, with ops that have no declaration taken apart where that is a gain."""
+    def _taken_apart(self, graph: fx.Graph, ctx: Context) -> tuple[RowAnalysis, bool]:
+        """The analysis, with ops that have no declaration taken apart where that is a gain; and is there any?"""
         with ctx.part("take apart"):
             apart = take_apart(graph)
         for each in apart:
             for part in each.parts:
                 inherit(part, [each.whole], Origin(self.name, "take-apart", (each.whole.name,)))
         found = self._analyse(graph, ctx)
-        gains = [each for each in apart if is_gain(each, found)]
+        pays = _packs(found) and _pays(found, ctx)
+        gains = [each for each in apart if pays and is_gain(each, found)]
         for each in reversed(apart):
             if each not in gains:
                 each.put_together()
         for each in gains:
             with ctx.rewrite("take-apart", each.whole):
                 each.leave()
-        return found if not apart else self._analyse(graph, ctx)
+        return found if not apart else self._analyse(graph, ctx), pays
 
     def _analyse(self, graph: fx.Graph, ctx: Context) -> RowAnalysis:
         unspecified = getattr(ctx.options, "padded_outputs", "strict") == "unspecified"
@@ -93,8 +94,6 @@ class PackRows(Pass):
     def _pack(self, graph: fx.Graph, ctx: Context, found: RowAnalysis) -> Emitter:
         """Pack what can be packed."""
         emitter = self._emitter(graph, ctx, found)
-        if not _packs(found) or not _pays(found, ctx):
-            return emitter
         keep_original(graph)
         original, copies = _copy(graph)
         inputs = {copy: node for node, copy in copies.items() if node.op == "placeholder"}

@@ -137,5 +137,6 @@ def _is_known(node: fx.Node) -> bool:
 def is_gain(apart: Apart, analysis: RowAnalysis) -> bool:
     """Does all that comes from rows live on rows?"""
     demand = analysis.demand
-    rows = [n for n in apart.parts if n in demand.meanings.tainted and demand.space_of(n) is not None]
+    used = [n for n in apart.parts if n.users and n in demand.meanings.tainted]
+    rows = [n for n in used if demand.space_of(n) is not None]
     return bool(rows) and all(n in demand.decisions for n in rows)

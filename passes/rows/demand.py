@@ -18,6 +18,7 @@ from .attending import Attention
 from .attention.formula import KEY, QUERY
 from .calls import LIKE, arg, is_tensor, is_void, op, operand, rank_of, reduced_dims, shape
 from .deciding import Keeps, decided
+from .declaration import what_it_takes
 from .facts import Facts
 from .meaning import Predicate, Within
 from .missed import Missed
@@ -219,7 +220,7 @@ class DemandAnalysis:
         why = self.why_mixed(u, space)
         if why is not None:
             if u in self.meanings.tainted and not any(m.node is u for m in self.missed):
-                self._miss(u, "mixes-rows", f"rows stay padded up to here: {why}")
+                self._miss(u, "mixes-rows", f"rows stay padded up to here: {why}", what_it_takes(u))
             self._everything(u)
             return
         for x in u.all_input_nodes:

@@ -224,7 +224,12 @@ class Reader(Evaluator):
 
 def _counted(ev: Reader, seen: torch.Tensor, index: Index) -> Table | None:
     """Positions."""
-    if seen.dtype == torch.bool or seen.is_floating_point() or not seen.shape[-1] == seen.numel() > 1:
+    if (
+        seen.dtype == torch.bool
+        or seen.is_floating_point()
+        or seen.is_complex()
+        or not seen.shape[-1] == seen.numel() > 1
+    ):
         return None
     start = int(seen.flatten()[0])
     if not torch.equal(seen.flatten().long(), torch.arange(start, start + seen.numel())):

@@ -27,27 +27,31 @@ class RowSpaces:
         self.symbols = set(size_symbols(graph.find_nodes(op="placeholder")))
         self._of: dict[fx.Node, Space | None] = {}
         self.alone = self._columns_of_one_sequence()
+        self._picked: set[Space] = set()  # where nothing but a pick says that these are rows
         self.found = self._find()
 
     def _find(self) -> list[Space]:
         pairs: set[int] = set()
         seeds: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        picks: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         for node in self.graph.nodes:
             if is_tensor(node):
                 flat = self.typing.flat(node)
                 pairs |= {a for a in flat if flat.count(a) > 1}
                 seeds += self._seeds(node)
+                picks += self._picks(node)
         for sequence, column, _ in self.typing.jagged.values():
             seeds.append((tuple(self.typing.axes.atoms(sequence)), tuple(self.typing.axes.atoms(column))))
         found: dict[frozenset[int], Space] = {}
-        for first, second in seeds:
+        for number, (first, second) in enumerate([*seeds, *picks]):
             axes = (*first, *second)
             if not axes or len(set(axes)) != len(axes) or not all(self._sized(a) for a in axes):
                 continue
             turned = set(first) & pairs and not set(second) & pairs and second
             alone = not second and first in self.alone
             space = Space(second, first) if turned or alone else Space(first, second)
-            found.setdefault(frozenset(axes), space)
+            if found.setdefault(frozenset(axes), space) is space and number >= len(seeds):
+                self._picked.add(space)
         self._split_columns(found)
         self._follow_moves(found)
         return list(found.values())
@@ -89,14 +93,6 @@ class RowSpaces:
         if name in LOSSES:
             if not value_of(node.args[1]).dtype.is_floating_point:
                 yield from self._plane(node.args[1], single=self._ignores(node))
-        elif name in ("gather", "select", "index", "take_along_dim") and rank_of(node.args[0]) > 2:
-            at = dim_of(node) if name != "index" else 1
-            if at == 1:
-                atoms = self.typing.atoms(operand(node))
-                yield tuple(atoms[0]), tuple(atoms[1])
-        elif name in ("index_select", "index") and len(self.typing.atoms(operand(node))[0]) > 1:
-            merged = tuple(self.typing.atoms(operand(node))[0])
-            yield merged[:1], merged[1:]
         elif name in ("bmm", "matmul") and isinstance(self.meanings.of(node.args[0]), OneHot):
             atoms = self.typing.atoms(operand(node, 1))
             if len(atoms) > 2:
@@ -106,6 +102,18 @@ class RowSpaces:
                 weight = self.zeros.weight(factor)
                 if weight is not None:
                     yield from self._plane(weight)
+
+    def _picks(self, node: fx.Node) -> Iterable[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """What is picked from a second dim may be rows, or features."""
+        name = op(node)
+        if name in ("gather", "select", "index", "take_along_dim") and rank_of(node.args[0]) > 2:
+            at = dim_of(node) if name != "index" else 1
+            if at == 1:
+                atoms = self.typing.atoms(operand(node))
+                yield tuple(atoms[0]), tuple(atoms[1])
+        elif name in ("index_select", "index") and len(self.typing.atoms(operand(node))[0]) > 1:
+            merged = tuple(self.typing.atoms(operand(node))[0])
+            yield merged[:1], merged[1:]
 
     def _ignores(self, loss: fx.Node) -> bool:
         """Did the loss ignore a row of the batch seen? Without padding it rarely does."""
@@ -157,5 +165,7 @@ class RowSpaces:
             flat = self.typing.flat(node)
             hits = [s for s in self.found if all(flat.count(a) == 1 for a in s.axes)]
             finest = [s for s in hits if not any(o is not s and o.includes(s) for o in hits)]
+            if len(finest) > 1:
+                finest = [s for s in finest if s not in self._picked]
             self._of[node] = finest[0] if len(finest) == 1 else None
         return self._of[node]

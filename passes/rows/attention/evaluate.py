@@ -226,8 +226,8 @@ class Evaluator:
             return self._constant(node)
         if node.op != "call_function":
             raise Unknown("an input")
-        if _is_complex(node) or any(map(_is_complex, node.all_input_nodes)):
-            raise Unknown("complex numbers")
+        if any(_is_complex(x) or _is_empty(x) for x in (node, *node.all_input_nodes)):
+            raise Unknown("complex numbers, or none")
         source = indexing.step(self.sizes, node, index)
         if source is not None:
             return self.at(*source)
@@ -332,3 +332,7 @@ class Evaluator:
 def _is_complex(node: fx.Node) -> bool:
     """Numbers without an order: nothing here speaks of them."""
     return is_tensor(node) and bool(value(node).is_complex())
+
+
+def _is_empty(node: fx.Node) -> bool:
+    return is_tensor(node) and any(isinstance(s, int) and s == 0 for s in value(node).shape)

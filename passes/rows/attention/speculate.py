@@ -56,7 +56,7 @@ def _by_distance(ev: Evaluator, m: torch.Tensor, distance: Formula) -> Table | N
 
 def two_values(seen: torch.Tensor) -> tuple[float, float] | None:
     """0 and 1, or 0 and a number that removes a score."""
-    if seen.dtype == torch.bool or seen.numel() > _LARGEST or (seen.is_floating_point() and bool(seen.isnan().any())):
+    if seen.dtype == torch.bool or seen.is_complex() or seen.numel() > _LARGEST or bool(seen.isnan().any()):
         return None
     values = seen.unique().tolist()
     if len(values) != 2 or 0 not in values:

@@ -98,6 +98,8 @@ def _blocks(t: Typing, n: fx.Node) -> Dim | None:
     """The inner axes of a dim that a split cuts between equal blocks: the reverse of a flattened stack."""
     atoms = t.axes.atoms(t.dims(n.args[0])[dim_of(n)])
     parts = [size(p.shape[dim_of(n)]) for p in n.meta["val"]]
+    if len(parts) == 1 and op(n) != "unbind":
+        return atoms
     fits = len(atoms) > 1 and t.axes.size(atoms[0]) == len(parts)
     return atoms[1:] if fits and all(quotient(t.size_of(atoms[1:]), p) == 1 for p in parts) else None
 
@@ -106,19 +108,26 @@ def _split_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
     x: Any = n.args[0]
     if not r.covers(x, s):
         return "a split of a value with other rows"
-    if not r.on_rows(x, dim_of(n), s):
+    if not r.on_rows(x, dim_of(n), s) or _is_whole(n):
         return None
     outer = r.typing.atoms(x)[dim_of(n)][0]
     whole = op(n) != "unbind" and _blocks(r.typing, n) is not None and outer not in s.axes
     return None if whole else "a split of rows"
 
 
+def _is_whole(n: fx.Node) -> bool:
+    """Is there one piece only?"""
+    return op(n) != "unbind" and len(n.meta["val"]) == 1
+
+
 def _split_zeros(z: Zeros, n: fx.Node) -> Support:
     return z.support_beside(n.args[0], dim_of(n))
 
 
-def _split_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
+def _split_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> Any:
     x: Any = n.args[0]
+    if _is_whole(n):
+        return [e.packed(x, chosen)]
     y, at = e.packed(x, chosen), e.position(x, dim_of(n), chosen)
     if any(a in chosen.space.axes for a in e.typing.atoms(x)[dim_of(n)]):  # blocks of a flattened stack
         return e.call(aten.unbind.int, y, at)

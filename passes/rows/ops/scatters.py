@@ -92,7 +92,8 @@ row_op("slice_scatter", models=("self", "src", "dim", "start", "end", "step"),
        axes=_beside, mixes=_mixes, packed=_packed)  # fmt: skip
 row_op("index_add", "index_copy", models=("self", "dim", "index", "source", "alpha"),
        axes=_beside, mixes=_mixes, packed=_packed)  # fmt: skip
-row_op("scatter", "scatter_add", models=("self", "dim", "index", "src", "value", "reduce"),
+row_op("scatter", "scatter_add", "scatter_reduce.two",
+       models=("self", "dim", "index", "src", "value", "reduce", "include_self"),
        axes=_by_index, mixes=_by_index_mixes, packed=_by_index_packed)  # fmt: skip
-row_op("index_fill.int_Scalar", models=("self", "dim", "index", "value"), axes=same_dims, **ALONG)
+row_op("index_fill", models=("self", "dim", "index", "value"), axes=same_dims, **ALONG)
 row_op("index_put", models=EVERY, axes=same_dims)

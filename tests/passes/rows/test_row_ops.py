@@ -331,7 +331,7 @@ def test_a_sign_that_nobody_sees_costs_nothing(table):
 def packed(step, table):
     """What was seen of the compiled step, which gives what eager gives."""
     watch = Watch()
-    assert_same(step, table, *[(ids,) for ids in BATCHES], instruments=(watch,))
+    assert_same(step, table, *[(ids,) for ids in BATCHES], instruments=(watch,), worth="always")
     return watch
 
 
@@ -386,3 +386,39 @@ def test_ops_that_torch_knows_as_others(table, op, packs):
     assert watch.looks_up_packed == packs
     if not packs:
         assert any("nanmean" in target for target in watch.targets)
+
+
+def rotated(x):
+    """Rotary positions by complex numbers."""
+    angle = torch.polar(torch.ones(2, dtype=torch.float64), torch.arange(2.0, dtype=torch.float64))
+    turned = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * angle
+    return torch.view_as_real(turned).flatten(-2)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        rotated,
+        lambda x: torch.linalg.cross(x[..., :3], x[..., 1:]),
+        lambda x: torch.linalg.cross(x[..., :3].transpose(0, 2), x[..., 1:].transpose(0, 2), dim=0).transpose(0, 2),
+        lambda x: torch.fft.irfft(torch.fft.rfft(x, norm="ortho"), n=FEATURES, norm="ortho"),
+        lambda x: torch.diag_embed(x).flatten(-2),
+        lambda x: (x[..., None] * x[..., None, :]).diagonal(dim1=-2, dim2=-1),
+        lambda x: torch.std_mean(x, -1, keepdim=True)[0] * x,
+        lambda x: F.avg_pool1d(x, 2, 1),
+        lambda x: torch.frexp(x).mantissa * x,
+    ],
+)
+def test_ops_that_were_found_to_keep_rows_apart(table, op):
+    def step(ids):
+        return masked(ids, op(F.embedding(ids, table)))
+
+    assert packed(step, table).looks_up_packed
+
+
+def test_a_piece_without_elements(table):
+    def step(ids):
+        x, none = F.embedding(ids, table).split([FEATURES, 0], -1)
+        return masked(ids, x) + none.reshape(-1, FEATURES).sum() + (ids[:0].reshape(-1, 2) != 0).sum()
+
+    assert_same(step, table, *[(ids,) for ids in BATCHES])
