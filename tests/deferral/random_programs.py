@@ -154,7 +154,7 @@ class Writer:
             ("s", "{0}.chunk(5, 1)[2][:, 0]"),
             ("r", "{0}.unsqueeze(0)[0]"), ("r", "{0}.relu()"), ("r", "{0} @ ma.head.weight @ ma.head.weight.T"),
         ]  # fmt: skip
-        kind, text = self.random.choice(choices)
+        kind, text = self.random.choice([c for c in choices if self.hidden or ".data" not in c[1]])
         other = self.old("r")
         self.say(f"{self.new(kind)} = " + text.format(source, other))
 
