@@ -19,7 +19,7 @@ SLACK = 1.05
 ALONE = [
     Spec(), Spec(heads="one"), Spec(attend="sdpa"), Spec(attend="mha"), Spec(attend="hstu"), Spec(mask="window"),
     Spec(mask="causal"), Spec(heads="in-batch"), Spec(position="counted"), Spec(position="last-of-table"),
-    Spec(readout="index"), Spec(readout="gather"), Spec(readout="boolean"), Spec(readout="softmax-pool"),
+    Spec(readout="first"), Spec(readout="gather"), Spec(readout="boolean"), Spec(readout="softmax-pool"),
     Spec(loss="bpr"), Spec(loss="ce-channels"), Spec(entry="assign"), Spec(frame="first-token"), Spec(bias="toeplitz"),
     Spec(bias="log-time"), Spec(valid="lengths"), Spec(feed="conv-1"),
 ]  # fmt: skip
