@@ -272,7 +272,7 @@ class DemandAnalysis:
                 continue
             if wanted is not ALL and space is not None and self.why_mixed(piece, space) is None:
                 self.give(x, self.projected(wanted, space, self.space_of(x)))
-            elif self.move_of(piece) is None:
+            elif not self._asks_by_move(piece, wanted):
                 self.give(x, ALL)
 
     def _attention(self, u: fx.Node, d: Wanted) -> bool:
@@ -414,11 +414,14 @@ class DemandAnalysis:
         left = [a for a in space.axes if a not in gone]
         return set(space.column) <= gone and (not left or tuple(left) == space.sequence)
 
+    def _asks_by_move(self, u: fx.Node, d: Wanted) -> bool:
+        """Does an op that moves rows name the rows that it reads? All of them are read as they lie."""
+        move = self.move_of(u)
+        return move is not None and (d is not ALL or move.narrows)
+
     def _move(self, u: fx.Node, d: Wanted) -> bool:
         move = self.move_of(u)
-        if move is None:
-            return False
-        if d is ALL and not move.narrows:
+        if move is None or not self._asks_by_move(u, d):
             return False
         terms: Iterable[Any] = [None] if d is ALL else d
         for x, relation in move.parts:

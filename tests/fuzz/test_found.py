@@ -108,3 +108,10 @@ def test_eager_raises(name: str) -> None:
     made = program(f"v = ids != 0\nl = F.embedding(ids, E) @ W\n{OUT_OF_RANGE[name]}", "right", "left", "bad-target")
     verdict = judge(made)
     assert (verdict.status, verdict.packed_calls) == ("same", 2) and verdict.agreed["both raise"], verdict.notes
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 4, 5, 6])
+def test_a_piece_all_of_whose_rows_are_read(pieces: int) -> None:
+    """Whoever reads all rows of one piece of a split reads pads of what was split."""
+    body = f"x = torch.tanh(F.embedding(ids, E))\nloss = x.chunk({pieces}, 1)[-1][:, 0].sum() + x[ids != 0].pow(2).sum()"
+    assert judge(program(body)).status == "same"
