@@ -16,7 +16,7 @@ from ... import _torch
 from ...capture.trace import trace
 from ...graph.nodes import tensor
 from ...graph.phases import Phase
-from .calls import LIKE, op
+from .calls import LIKE, op, piece_of
 from .declaration import declared
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _pieces(node: fx.Node, traced: fx.Graph) -> dict[fx.Node, fx.Node] | None:
         return {node: results}
     if not isinstance(results, (list, tuple)) or any(op(user) != "getitem" for user in node.users):
         return None
-    found = {user: results[user.args[1]] for user in node.users}  # type: ignore[index]
+    found = {user: results[piece_of(user)] for user in node.users}
     return found if all(isinstance(n, fx.Node) for n in found.values()) else None
 
 

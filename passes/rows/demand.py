@@ -440,7 +440,7 @@ class DemandAnalysis:
         (span,) = spans
         assert span is not None
         if op(u) == "getitem":
-            self.wanted[u.args[0]] = ALL  # type: ignore[index]  # to be visited: it asks for what its pieces want
+            self.wanted[operand(u)] = ALL  # to be visited: it asks for what its pieces want
             return True
         terms = [d] if parts == [u] else [self.wanted[p] for p in parts]
         if ALL in terms:
@@ -455,7 +455,7 @@ class DemandAnalysis:
 
     def lives_on(self, node: fx.Node) -> Terms | None:
         """Rows that an op along rows, or one with results that are, computes."""
-        return self._living.get(node.args[0] if op(node) == "getitem" else node)  # type: ignore[arg-type]
+        return self._living.get(operand(node) if op(node) == "getitem" else node)
 
 
 def _has_effect(node: fx.Node) -> bool:

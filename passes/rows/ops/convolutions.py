@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from ..calls import arg, op, quotient, rank_of, shape
+from ..calls import arg, op, operand, quotient, rank_of, shape
 from ..declaration import row_op
 from ..spans import Window
 
@@ -128,23 +128,23 @@ def _spans(m: Moves, n: fx.Node, space: Space) -> Span | None:
 
 def _packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     """A product with the rows of each window, side by side."""
-    x, weight, bias = n.args[0], n.args[1], arg(n, "bias")
+    x, weight, bias = operand(n), operand(n, 1), arg(n, "bias")
     span = e.an.span_of(n)
     if isinstance(span, Window):
-        rows = e.neighbours(x, span.taps, chosen)  # type: ignore[arg-type]
+        rows = e.neighbours(x, span.taps, chosen)
         axes = span.into.axes
     else:
-        rows, axes = [e.packed(x, chosen)], chosen.space.axes  # type: ignore[arg-type]
-    sizes = e.kept_sizes(x, axes)  # type: ignore[arg-type]
+        rows, axes = [e.packed(x, chosen)], chosen.space.axes
+    kept = e.kept(x, axes)
+    one, wide = [s for d, s in kept if d == 0], [s for d, s in kept if d > 1]  # a batch of one sequence has no axis
     groups, (out, inner, *_) = arg(n, "groups"), shape(weight)
-    wide = [*sizes[1:]] or [1]
-    windows = e.reshape(e.call(aten.stack.default, rows, 1), [-1, len(rows), groups, inner, *wide])
-    kernel = e.reshape(e.dense(weight), [groups, quotient(out, groups), inner, len(rows)])  # type: ignore[arg-type]
+    windows = e.reshape(e.call(aten.stack.default, rows, 1), [-1, len(rows), groups, inner, *(wide or [1])])
+    kernel = e.reshape(e.dense(weight), [groups, quotient(out, groups), inner, len(rows)])
     y = e.call(aten.einsum.default, "tkgce,gock->tgoe", [windows, kernel])
-    y = e.reshape(y, [-1, out, *sizes[1:]])
+    y = e.reshape(y, [-1, *one, out, *wide])
     if bias is None:
         return y
-    return e.call(aten.add.Tensor, y, e.reshape(e.dense(bias), [out, *[1] * len(sizes[1:])]))
+    return e.call(aten.add.Tensor, y, e.reshape(e.dense(bias), [out, *[1] * len(wide)]))
 
 
 def _over_features(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from ....graph.nodes import tensor
-from ..calls import SPLITS, dim_of, dim_of_cat, joined_parts, op, quotient, rank_of, shape, size
+from ..calls import SPLITS, dim_of, dim_of_cat, joined_parts, op, quotient, rank_of, shape, size, value_of
 from ..declaration import row_op
 from . import moves
 
@@ -76,7 +76,7 @@ def _join_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
         place = 1 + sum(1 for d, _ in e.kept(n, axes) if d < at)
         return e.call(aten.stack.default, twins, place)
     joined = e.call(aten.cat.default, twins, e.position(parts[0], at, chosen))
-    value, kept = tensor(n), {tensor(p).dtype for p in parts}  # type: ignore[union-attr]
+    value, kept = tensor(n), {value_of(p).dtype for p in parts}
     assert value is not None
     # A part without elements counts for the dtype.
     return joined if value.dtype in kept else e.call(aten._to_copy.default, joined, dtype=value.dtype)
