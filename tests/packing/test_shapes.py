@@ -75,12 +75,13 @@ def test_fifty_batches_of_fifty_shapes_take_two_graphs_and_one_for_single_sequen
 @pytest.mark.parametrize(
     ("shapes", "graphs"),
     [
-        ([(4, 8), (4, 9), (6, 6), (7, 9), (8, 8), (9, 3)], 2),  # width first, as many sequences as columns later
+        ([(4, 8), (4, 9), (6, 6), (7, 9), (8, 8), (9, 3)], 3),  # width first, as many sequences as columns later
+        ([(4, 8), (3, 8), (5, 8), (9, 8)], 2),  # a width that never changes stays a number
         ([(8, 8), (9, 9), (4, 5), (50, 8)], 2),  # equal sizes are no law
         ([(1, 8), (1, 9), (6, 6), (7, 9), (1, 3)], 3),
     ],
 )
-def test_the_second_shape_is_compiled_for_all_further_ones(shapes, graphs):
+def test_few_graphs_take_all_shapes(shapes, graphs):
     loop = Loop()
     for seed, shape in enumerate(shapes):
         assert loop(batch("right", seed, *shape)) <= SLACK, shape

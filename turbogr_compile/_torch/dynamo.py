@@ -6,7 +6,7 @@ import threading
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -85,7 +85,7 @@ def optimize(
     convert: Any = getattr(getattr(context, "callback", None), "_torchdynamo_orig_backend", None)
     if hasattr(convert, "_inner_convert"):  # not so for whole graphs only, or where Dynamo is switched off
         if settings.get("dynamic") is None:
-            convert._inner_convert = _AllSizesAtOnce(convert._inner_convert)
+            convert._inner_convert = _SizesThatChange(convert._inner_convert)
         if plain:
             convert._inner_convert = _AgainIfItFails(convert._inner_convert, failed, plain)
     return context(fn)
@@ -124,34 +124,39 @@ class _AgainIfItFails(_Converter):
         return result
 
 
-class _AllSizesAtOnce(_Converter):
-    """Where code is compiled again for arguments of other sizes, all of their sizes become symbols.
+class _SizesThatChange(_Converter):
+    """Where code is compiled for arguments of other sizes, those that changed become symbols; if that is not enough,
+    all of them do.
 
     Dynamo alone makes a symbol of a size once it saw that size change: one more graph for a new width, one for a new
-    number of sequences, and one where two sizes that it took for the same are not.
+    number of sequences, and one where two sizes that it took for the same are not. A width that never changes, because
+    the data are cut to it, stays a number.
     """
 
     def __init__(self, convert: Any) -> None:
         super().__init__(convert)
-        self._seen: weakref.WeakKeyDictionary[Any, list[tuple[int, ...]]] = weakref.WeakKeyDictionary()  # at first
+        self._first: weakref.WeakKeyDictionary[Any, list[tuple[int, ...]]] = weakref.WeakKeyDictionary()
+        self._opened: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __call__(self, frame: Any, cache_entry: Any, hooks: Any, frame_state: Any, skip: int = 0) -> Any:
         tensors = list(_tensors(list(frame.f_locals.values())))
         shapes = [tuple(x.shape) for x in tensors]
-        changed = self._seen.setdefault(frame.f_code, shapes) != shapes
-        if not changed or not torch._dynamo.config.automatic_dynamic_shapes:
+        first = self._first.setdefault(frame.f_code, shapes)
+        if first == shapes or not torch._dynamo.config.automatic_dynamic_shapes:
             return self._convert(frame, cache_entry, hooks, frame_state, skip=skip + 1)
-        for value in tensors:
-            _mark_dynamic(value)
+        whole = frame.f_code in self._opened or list(map(len, first)) != list(map(len, shapes))
+        self._opened.add(frame.f_code)
+        for value, was in zip(tensors, shapes if whole else first, strict=True):
+            _mark_dynamic(value, [d for d in range(value.dim()) if whole or value.shape[d] != was[d]])
         with torch.fx.experimental._config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
             return self._convert(frame, cache_entry, hooks, frame_state, skip=skip + 1)
 
 
-def _mark_dynamic(x: torch.Tensor) -> None:
+def _mark_dynamic(x: torch.Tensor, dims: Sequence[int]) -> None:
     """A wish, which Dynamo drops where code insists on a number. The last dim of a tensor of features is one."""
     features = x.dim() > 2 and x.is_floating_point()
     # Guards do not look at this attribute: tensors with and without it take the same graph.
-    x._dynamo_propagated_dynamic_indices = set(range(x.dim() - features))  # type: ignore[attr-defined]
+    x._dynamo_propagated_dynamic_indices = {d for d in dims if d < x.dim() - features}  # type: ignore[attr-defined]
 
 
 def _tensors(values: Any, depth: int = 4) -> Iterator[torch.Tensor]:
