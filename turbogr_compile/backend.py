@@ -109,7 +109,7 @@ class Compilation:
         self.examples = None  # a batch must not live as long as the code compiled for it
         try:
             return captured.after_writes(self._lowered(captured.module, inputs))
-        except TurbogrError:
+        except (TurbogrError, *_torch.SIGNALS):
             raise
         except Exception as error:
             if self.options.on_error == "raise":
@@ -156,7 +156,7 @@ class Compilation:
         """A graph that neither capture nor the target can take runs as Dynamo made it."""
         try:
             return self.target.lower(module, inputs, self.options.codegen or "", self)
-        except TurbogrError:
+        except (TurbogrError, *_torch.SIGNALS):
             raise
         except Exception as error:
             self._refused(module, self._not_lowered(module, error))

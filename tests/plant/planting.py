@@ -88,7 +88,8 @@ def living() -> dict[str, list[FunctionType]]:
     """Functions of this process by the file they are from. Looked for once: it takes a walk over all objects."""
     found: dict[str, list[FunctionType]] = {}
     for thing in gc.get_objects():
-        if isinstance(thing, FunctionType) and thing.__module__ and thing.__module__.startswith(PACKAGE):
+        # By type: asking a dead proxy for its class raises.
+        if type(thing) is FunctionType and thing.__module__ and thing.__module__.startswith(PACKAGE):
             found.setdefault(thing.__code__.co_filename, []).append(thing)
     return found
 

@@ -439,6 +439,11 @@ def test_sizes_that_change_open_and_then_all():
     assert not any(s.isdigit() for s in third) and len(set(third)) == 2  # equal sizes are no law
 
 
+def test_signals_to_dynamo_are_no_errors():
+    for signal in (torch._dynamo.exc.TensorifyScalarRestartAnalysis, torch._dynamo.exc.SkipFrame):
+        assert issubclass(signal, _torch.SIGNALS)
+
+
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -238,7 +238,7 @@ def test_a_sample_keeps_the_ends_the_padding_and_the_lengths(monkeypatch):
     within(monkeypatch, flops=4e4)
     seen = []
 
-    def kept(self, inputs):
+    def kept(self, inputs, made_up=False):
         seen.append(inputs)
         return []
 

@@ -52,5 +52,5 @@ def layers(
             outs.append(found[0].flip(1) if way else found[0])
         x = torch.cat(outs, -1) if both_ways else outs[0]
         if p and train and layer + 1 < count:
-            x = dropout(x, p)
+            x = dropout(x.transpose(0, 1).contiguous(), p).transpose(0, 1)  # as eager draws: column by column
     return (x if batch_first else x.transpose(0, 1), *(torch.stack(end) for end in ends))
