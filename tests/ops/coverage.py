@@ -41,8 +41,9 @@ REASONS = {
 
 
 def overloads() -> Iterator[Any]:
-    """ATen's core set."""
-    for name in sorted(dir(torch.ops.aten)):
+    """ATen's core set, whichever ops a process has used so far."""
+    names = {s.name.removeprefix("aten::") for s in torch._C._jit_get_all_schemas() if s.name.startswith("aten::")}
+    for name in sorted(names):
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ():
             if torch.Tag.core in getattr(packet, overload).tags:
@@ -78,6 +79,8 @@ def reason(target: Any) -> str:
         return "makes a tensor out of sizes and numbers: there is nothing to pack"
     if torch.Tag.nondeterministic_seeded in target.tags:
         return "draws what eager draws, for every padded element"
+    if schema.is_mutable:
+        return "writes to its argument: capture makes graphs functional"
     return REASONS.get(name, "")
 
 
