@@ -110,14 +110,14 @@ class PackRows(Pass):
                     emitter.origin[node] = emitter.origin.get(result, result)
             with ctx.part("program"):
                 program = emitter.program(original, copies) if emitter.homes else None
-                rows = _input_rows(graph, program) if program is not None else None
-                if rows is not None:
-                    keep_rows(graph, rows)
             for node, source in emitter.origin.items():
                 if not _torch.is_erased(node):
                     inherit(node, [source], Origin(self.name, "pack", (source.name,)))
         if program is not None:
             self._explain(graph, ctx, emitter, program)
+            rows = _input_rows(graph, program)
+            if rows is not None:
+                keep_rows(graph, rows)
         return emitter
 
     def _emitter(self, graph: fx.Graph, ctx: Context, found: RowAnalysis) -> Emitter:

@@ -39,7 +39,7 @@ class Facts:
         self.signs = Signs(self.meanings)
         self.rows = RowSpaces(graph, self.typing, self.meanings, self.zeros)
         self.rowwise = Rowwise(self.typing, self.space_of)
-        self.moves = Moves(self.typing, self.meanings, self.space_of)
+        self.moves = Moves(self.typing, self.meanings, self.space_of, self.rows.is_sized)
         self.attentions: dict[fx.Node, Attention] = {}
         self.softmaxes: dict[fx.Node, MaskedSoftmax] = {}
         self.pooled: dict[fx.Node, Pooled] = {}

@@ -34,6 +34,7 @@ class Moves:
     typing: Typing
     meanings: Meanings
     space_of: Callable[[Any], Space | None]
+    is_sized: Callable[[int], bool]  # is the size of an axis known before the graph runs?
     arg = staticmethod(arg)
 
     def of(self, node: fx.Node) -> Move | None:
@@ -60,20 +61,24 @@ class Moves:
             return None
         return Move(coarse, ((x, Fixed(coarse, into, axis, index)),), narrows=True)
 
-    def taken(self, n: fx.Node, x: fx.Node, column: fx.Node, rows: list[int], from_end: bool = False) -> Move | None:
-        """Rows of x at the columns in an index tensor; `rows` are the axes of the result's rows."""
+    def taken(
+        self, n: fx.Node, x: fx.Node, column: fx.Node, rows: list[int], from_end: bool = False,
+        repeats: tuple[int, ...] = (),
+    ) -> Move | None:  # fmt: skip
+        """Rows of x at the columns in an index tensor, which is the same along the dims `repeats`; `rows` are the axes
+        of the result's rows."""
         into = self.space_of(x)
         if into is None or not into.column or column in self.meanings.tainted or not is_tensor(column):
             return None
         out = self.space_of(n)
         if out is None:
             out = Space(into.sequence, tuple(a for a in rows if a not in into.sequence))
-        flat = self.typing.flat(column)
+        flat = [a for i, d in enumerate(self.typing.atoms(column)) if i not in repeats for a in d]
         inside = set(flat) <= set(out.axes) and set(into.sequence) <= set(out.axes) and len(set(flat)) == len(flat)
         # The rows of the result must really be what the index runs over.
         if not inside or not set(out.axes) <= {*flat, *into.sequence}:
             return None
-        return Move(out, ((x, Taken(out, into, column, from_end)),), narrows=True)
+        return Move(out, ((x, Taken(out, into, column, from_end, repeats)),), narrows=True)
 
     def kept_rows(self, n: fx.Node) -> Predicate | None:
         """The predicate p when n is x[p], or x[nonzero(p)], for rows of x in order."""

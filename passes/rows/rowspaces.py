@@ -45,7 +45,7 @@ class RowSpaces:
         found: dict[frozenset[int], Space] = {}
         for number, (first, second) in enumerate([*seeds, *picks]):
             axes = (*first, *second)
-            if not axes or len(set(axes)) != len(axes) or not all(self._sized(a) for a in axes):
+            if not axes or len(set(axes)) != len(axes) or not all(self.is_sized(a) for a in axes):
                 continue
             turned = set(first) & pairs and not set(second) & pairs and second
             alone = not second and first in self.alone
@@ -77,7 +77,7 @@ class RowSpaces:
                         finer = Space(space.sequence, column)
                         found.setdefault(frozenset(finer.axes), finer)
 
-    def _sized(self, axis: int) -> bool:
+    def is_sized(self, axis: int) -> bool:
         """Is the size known before the graph runs?"""
         value = self.typing.axes.size(axis)
         return value > 0 if isinstance(value, int) else value.free_symbols <= self.symbols
@@ -111,7 +111,7 @@ class RowSpaces:
             if at == 1:
                 atoms = self.typing.atoms(operand(node))
                 yield tuple(atoms[0]), tuple(atoms[1])
-        elif name in ("index_select", "index") and len(self.typing.atoms(operand(node))[0]) > 1:
+        elif name in ("index_select", "index", "embedding") and len(self.typing.atoms(operand(node))[0]) > 1:
             merged = tuple(self.typing.atoms(operand(node))[0])
             yield merged[:1], merged[1:]
 
@@ -152,7 +152,7 @@ class RowSpaces:
                 continue
             for space in list(found.values()):
                 shared = set(space.sequence) <= set(self.typing.flat(there))
-                sized = all(self._sized(a) for a in theirs)
+                sized = all(self.is_sized(a) for a in theirs)
                 if tuple(mine) == space.column and shared and sized and not set(theirs) & set(space.axes):
                     new = Space(space.sequence, tuple(theirs))
                     found.setdefault(frozenset(new.axes), new)

@@ -7,7 +7,7 @@ that is larger than necessary is only slower.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,9 +167,9 @@ class Batch:
             left = left // s
         return out
 
-    def laid_out(self, node: fx.Node, value: torch.Tensor, space: Space) -> torch.Tensor:
-        """A value over some of the space's axes, as (sequences, columns)."""
-        flat = [a for d in self.atoms(node) for a in d]
+    def laid_out(self, node: fx.Node, value: torch.Tensor, space: Space, without: Collection[int] = ()) -> torch.Tensor:
+        """A value over some of the space's axes, as (sequences, columns), `without` dims that were narrowed to one."""
+        flat = [a for i, d in enumerate(self.atoms(node)) if i not in without for a in d]
         if not set(flat) <= set(space.axes) or len(set(flat)) != len(flat):
             raise AssertionError(f"%{node} does not lie in the row space")
         order = [a for a in space.axes if a in flat]

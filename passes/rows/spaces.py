@@ -96,9 +96,17 @@ class At:
         return f"column {self.column}"
 
 
-def _named(batch: Batch, node: fx.Node, out: Space, count: int, from_end: bool) -> torch.Tensor:
-    """What an index tensor names among `count` things, for every row."""
-    chosen = batch.laid_out(node, batch.values[node], out).flatten().long()
+def _named(
+    batch: Batch, node: fx.Node, out: Space, count: int, from_end: bool, repeats: tuple[int, ...] = ()
+) -> torch.Tensor:
+    """What an index tensor names among `count` things, for every row; `repeats` are dims along which it is the same."""
+    value = batch.values[node]
+    for dim in repeats:
+        first = value.narrow(dim, 0, 1)
+        if value.stride(dim) != 0 and not torch.equal(value, first.expand_as(value)):
+            batch.refuse(f"%{node} no longer names one row for all features")
+        value = first
+    chosen = batch.laid_out(node, value, out, repeats).flatten().long()
     chosen = chosen + count * (chosen < 0) if from_end else chosen
     if bool(((chosen < 0) | (chosen >= count)).any()):
         batch.refuse(f"%{node} names a row that does not exist")
@@ -113,10 +121,11 @@ class Taken:
     into: Space
     column: fx.Node
     from_end: bool = False  # negative numbers count from the end: x[i] allows that, gather does not
+    repeats: tuple[int, ...] = ()  # dims along which the index tensor is an expansion
 
     def index(self, batch: Batch) -> torch.Tensor:
         columns = batch.extent(self.into)[1]
-        chosen = _named(batch, self.column, self.out, columns, self.from_end)
+        chosen = _named(batch, self.column, self.out, columns, self.from_end, self.repeats)
         return Projected(self.out, Space(self.into.sequence)).index(batch) * columns + chosen
 
     def __str__(self) -> str:
@@ -161,19 +170,23 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Numbered:
-    """Rows read the rows whose flat numbers an index tensor holds."""
+    """Rows read the rows that index tensors name: by flat number, or by sequence and column."""
 
     out: Space
     into: Space
-    column: fx.Node
+    numbers: tuple[fx.Node, ...]
     from_end: bool = False
 
     def index(self, batch: Batch) -> torch.Tensor:
         rows, columns = batch.extent(self.into)
-        return _named(batch, self.column, self.out, rows * columns, self.from_end)
+        counts = [rows * columns] if len(self.numbers) == 1 else [rows, columns]
+        flat = _first_rows(batch, self.out)
+        for node, count in zip(self.numbers, counts, strict=True):
+            flat = flat * count + _named(batch, node, self.out, count, self.from_end)
+        return flat
 
     def __str__(self) -> str:
-        return f"row %{self.column}"
+        return f"row {', '.join(f'%{n}' for n in self.numbers)}"
 
 
 Relation = Projected | Moved | At | Taken | Part | Fixed | Numbered

@@ -191,6 +191,7 @@ def test_cpp_compiler_is_looked_up():
 def test_row_counts_are_known_at_run_time_only(graph):
     count = _torch.new_row_count(_torch.fake_mode_of(graph), 12)
     assert _torch.statically_known_true(count >= 1) and _torch.statically_known_true(count <= 12)
+    assert not _torch.guard_or_false(count == 3) and _torch.guard_or_false(3 == 3)
     assert not count.node.has_hint()
 
 

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # values w
 from torch.fx.experimental.symbolic_shapes import (
     PropagateUnbackedSymInts,  # interpreter that keeps Dynamo's names for data-dependent sizes
     ShapeEnv,
+    guard_or_false,  # a guard where sizes are known in the call seen, False where only the run knows them
     statically_known_true,
 )
 
@@ -29,6 +30,7 @@ __all__ = [
     "fake_mode_of",
     "free_unbacked",
     "guard_count",
+    "guard_or_false",
     "ignore_fresh_unbacked",
     "named_symbol",
     "new_fake_mode",

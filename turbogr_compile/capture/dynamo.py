@@ -211,6 +211,12 @@ class _Interpreter(PropagateUnbackedSymInts):
         self.extra_traceback = False
         run.interpreters.append(self)
 
+    def run_node(self, n: fx.Node) -> Any:
+        if n.target in (torch.masked_select, "masked_select"):
+            # What takes its place counts rows, not elements: Dynamo's symbol has no namesake.
+            return fx.Interpreter.run_node(self, n)
+        return super().run_node(n)
+
     @contextmanager
     def _set_current_node(self, node: fx.Node) -> Iterator[None]:
         self.run_state.current = node

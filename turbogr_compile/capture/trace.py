@@ -31,6 +31,7 @@ from .._torch import (
     exit_autocast,
     from_fun,
     get_proxy_mode,
+    guard_or_false,
     has_data_mutation,
     has_metadata_mutation,
     make_fx,
@@ -170,7 +171,7 @@ def functional_trace(
 
     fakes = detect_fake_mode([x for x in inputs if isinstance(x, torch.Tensor)]) or FakeTensorMode(shape_env=ShapeEnv())
     fakes.epoch += 1  # forget data-dependent sizes of earlier runs over the same fake inputs
-    table = {aten.copy.default: _copy} if composites else dict(decompositions or {})
+    table = dict(_WITH_GRADIENTS if composites else decompositions or {})
     with _autograd_settings(), fakes, enable_python_dispatcher(), mode:
         module = make_fx(body, decomposition_table=table, pre_dispatch=composites)(*inputs)
     return _traced(module, inputs, found, mode.writes if isinstance(mode, _Composites) else [])
@@ -182,6 +183,20 @@ def _copy(destination: torch.Tensor, source: torch.Tensor, non_blocking: bool = 
     if not same_shape(value.shape, destination.shape):
         value = value.expand(destination.shape)
     return aten.lift_fresh_copy(value)
+
+
+def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    """As indexing by a mask of rows: trailing dims of size one stand for all elements of a row."""
+    rows = mask.dim()
+    while rows and same_shape(mask.shape[rows - 1 : rows], (1,)):
+        rows -= 1
+    same = all(guard_or_false(a == b) for a, b in zip(x.shape, mask.shape[:rows], strict=False))
+    if not rows or mask.dim() != x.dim() or not same:
+        return NotImplemented
+    return x[mask.reshape(mask.shape[:rows])].reshape(-1)
+
+
+_WITH_GRADIENTS: dict[Any, Callable[..., Any]] = {aten.copy.default: _copy, aten.masked_select.default: _masked_select}
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from ..demand import DemandAnalysis
 from ..meaning import Predicate, Within
 from ..program import BatchCheck, InRange, Program, Recipe, Rows, RowSet, subgraph
 from ..sets import Holding, Terms, VisibleTo
-from ..spaces import Projected, Relation, Space
+from ..spaces import Numbered, Projected, Relation, Space, Taken
 from .building import Builder
 
 
@@ -100,9 +100,10 @@ class Inputs(Builder):
             self._needs_term(term.of)
 
     def _needs_relation(self, relation: Relation) -> None:
-        column = getattr(relation, "column", None)
-        if isinstance(column, fx.Node):
-            self.need(column)
+        if isinstance(relation, Taken):
+            self.need(relation.column)
+        elif isinstance(relation, Numbered):
+            self.need(*relation.numbers)
 
     def input(
         self, name: str, key: Any, sizes: Sequence[Any], recipe: Recipe, dtype: torch.dtype = torch.int64

@@ -17,6 +17,7 @@ from .packing import first_packed, same_dims
 if TYPE_CHECKING:
     from ..axes import Dims, Typing
     from ..emit import Emitter
+    from ..moves import Move, Moves
     from ..program import RowSet
     from ..rowwise import Rowwise
     from ..spaces import Space
@@ -38,6 +39,11 @@ def _embedding_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     ids: Any = n.args[1]
     e.note_lookup(ids, shape(table)[0])
     return e.again(n, indices=e.packed(ids, chosen))
+
+
+def _embedding_reads(m: Moves, n: fx.Node) -> Move | None:
+    """Rows looked up as if they were a table. Options about gradients are about those of a table."""
+    return moves.numbered(m, n) if len(n.args) == 2 and not n.kwargs else None
 
 
 def _one_hot(t: Typing, n: fx.Node) -> Dims:
@@ -177,7 +183,7 @@ def _index_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
 
 
 row_op("embedding", models=("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse"),
-       axes=_embedding, mixes=_embedding_mixes, packed=_embedding_packed)  # fmt: skip
+       axes=_embedding, mixes=_embedding_mixes, reads=_embedding_reads, packed=_embedding_packed)  # fmt: skip
 row_op("one_hot", models=("self", "num_classes"), axes=_one_hot, mixes=_one_hot_mixes, packed=_one_hot_packed)
 row_op("bucketize.Tensor", models=("self", "boundaries", "out_int32", "right"),
        axes=same_dims, mixes=_searched_mixes, packed=first_packed)  # fmt: skip

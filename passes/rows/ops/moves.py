@@ -219,20 +219,42 @@ def _part(m: Moves, n: fx.Node, x: fx.Node, into: Space | None, at: int, atoms: 
 
 
 def numbered(m: Moves, n: fx.Node) -> Move | None:
-    """Rows of a flattened value, by their number."""
+    """Rows of a flattened value, by their number; or the same columns of every sequence."""
     x = operand(n)
-    index = arg(n, "index") if op(n) == "index_select" else arg(n, "indices")[0]
+    index = arg(n, "index") if op(n) == "index_select" else arg(n, "indices")
+    if op(n) == "index_select" and dim_of(n) != 0:
+        return _columns(m, n, index, dim_of(n))
     into = m.space_of(x)
-    if into is None or tuple(m.typing.atoms(x)[0]) != into.axes or (op(n) == "index_select" and dim_of(n) != 0):
+    if into is None or tuple(m.typing.atoms(x)[0]) != into.axes:
         return None
-    if not is_tensor(index) or index in m.meanings.tainted or value_of(index).dtype == torch.bool:
+    return _listed(m, n, (index[0] if op(n) == "index" else index,))
+
+
+def _columns(m: Moves, n: fx.Node, index: Any, at: int, from_end: bool = False) -> Move | None:
+    x = operand(n)
+    into = m.space_of(x)
+    if into is None or tuple(m.typing.atoms(x)[at]) != into.column or not is_tensor(index):
         return None
-    flat = m.typing.flat(index)
+    if value_of(index).dtype == torch.bool or not all(m.is_sized(a) for a in m.typing.flat(index)):
+        return None
+    return m.taken(n, x, index, [*into.sequence, *m.typing.flat(index)], from_end)
+
+
+def _listed(m: Moves, n: fx.Node, numbers: tuple[Any, ...]) -> Move | None:
+    """Rows of the first operand, at numbers that index tensors hold, one row after another."""
+    x = operand(n)
+    into = m.space_of(x)
+    for index in numbers:
+        if not is_tensor(index) or index in m.meanings.tainted or value_of(index).dtype == torch.bool:
+            return None
+    flat = [a for d in m.typing.atoms(n)[: max(map(rank_of, numbers))] for a in d]
     out = m.space_of(n) or Space(tuple(flat))
-    sized = all(isinstance(m.typing.axes.size(a), int) for a in out.axes)
-    if set(out.axes) != set(flat) or len(set(flat)) != len(flat) or not flat or not sized:
+    inside = all(set(m.typing.flat(index)) <= set(flat) for index in numbers)
+    if into is None or not inside or set(out.axes) != set(flat) or len(set(flat)) != len(flat) or not flat:
         return None
-    return Move(out, ((x, Numbered(out, into, index, op(n) == "index")),), narrows=True)
+    if not all(m.is_sized(a) for a in out.axes):
+        return None
+    return Move(out, ((x, Numbered(out, into, numbers, op(n) == "index")),), narrows=True)
 
 
 def gathered(m: Moves, n: fx.Node) -> Move | None:
@@ -244,32 +266,46 @@ def gathered(m: Moves, n: fx.Node) -> Move | None:
     column = index
     while op(column) in ("expand", "repeat", "broadcast_to", "clone", "contiguous"):
         column = column.args[0]
-    rest = [a for a in m.typing.flat(column) if a not in into.sequence]
+    repeats = _expanded(column, at) if rank_of(column) == rank_of(n) else ()
+    dims = enumerate(m.typing.atoms(column))
+    rest = [a for i, d in dims if i not in repeats for a in d if a not in into.sequence]
     allowed = set(m.typing.atoms(n)[at])
     if not set(rest) <= allowed or not set(into.sequence) <= set(m.typing.flat(n)):
         return None  # different columns for different features
     kept = [a for i, d in enumerate(m.typing.atoms(x)) if i != at for a in d]
     got = [a for i, d in enumerate(m.typing.atoms(n)) if i != at for a in d]
-    return m.taken(n, x, column, [*into.sequence, *m.typing.atoms(n)[at]]) if kept == got else None
+    if kept != got:
+        return None
+    return m.taken(n, x, column, [*into.sequence, *m.typing.atoms(n)[at]], repeats=repeats)
+
+
+def _expanded(index: fx.Node, at: int) -> tuple[int, ...]:
+    """Dims behind `at` along which an input was expanded outside of the graph: its memory has them once."""
+    if index.op != "placeholder":
+        return ()
+    once = [isinstance(stride, int) and stride == 0 for stride in value_of(index).stride()]
+    return tuple(d for d in range(at + 1, len(once)) if once[d] and shape(index)[d] != 1)
 
 
 def indexed(m: Moves, n: fx.Node) -> Move | None:
-    """x[numbers], x[arange(B), column]."""
+    """x[numbers], x[:, columns], x[arange(B), column], x[sequence, column]."""
     x: Any = n.args[0]
     indices: Any = n.args[1]
     if len(indices) == 1:
         return numbered(m, n)
     into = m.space_of(x)
+    if len(indices) == 2 and indices[0] is None:
+        return _columns(m, n, indices[1], 1, from_end=True)
     if into is None or len(indices) != 2 or not all(is_tensor(i) for i in indices):
         return None
     atoms = m.typing.atoms(x)
     if tuple(atoms[0]) != into.sequence or tuple(atoms[1]) != into.column:
         return None
     counts = m.meanings.of(indices[0])
-    aligned = isinstance(counts, Iota) and counts.offset == 0
-    if not aligned or tuple(m.typing.flat(indices[0])) != into.sequence or value_of(indices[1]).dtype == torch.bool:
-        return None
-    if isinstance(m.meanings.of(indices[1]), Iota):
+    aligned = isinstance(counts, Iota) and counts.offset == 0 and tuple(m.typing.flat(indices[0])) == into.sequence
+    if not aligned:
+        return _listed(m, n, tuple(indices))
+    if value_of(indices[1]).dtype == torch.bool or isinstance(m.meanings.of(indices[1]), Iota):
         return None  # a view
     m.meanings.use(indices[0])
     rank = max(rank_of(i) for i in indices)

@@ -10,7 +10,7 @@ from torch import fx
 
 from .... import _torch
 from ....graph.nodes import tensor
-from ..calls import COPIES, VIEWS, arg, is_tensor, op, rank_of, tensors
+from ..calls import COPIES, VIEWS, arg, is_tensor, op, rank_of, tensors, value_of
 from ..declaration import EVERY, Declaration, row_family, row_op
 from ..meaning import Holds
 from ..zeros import NOWHERE_KNOWN
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 # Torch does not tag them as pointwise.
 _ALSO = (
     "_to_copy", "to", "detach", "alias", "contiguous", "lift_fresh_copy", "zeros_like", "ones_like", "full_like",
-    "type_as", "copy", "fill", "log_sigmoid", "softplus", "nan_to_num", "logical_or", "logical_and", "logical_not",
+    "type_as", "copy", "fill", "log_sigmoid", "softplus", "nan_to_num", "logical_or", "logical_not",
     "floor_divide", "square", "gelu", "clone", "hardswish", "rsub",
 )  # fmt: skip
 _POLYNOMIALS = tuple(
@@ -158,8 +158,17 @@ def _never_zero(z: Zeros, value: Any) -> bool:
         return constant != 0
     if op(value) in ("clamp", "clamp_min"):
         return isinstance(arg(value, "min"), (int, float)) and arg(value, "min") > 0
-    more = op(value) == "add" and isinstance(value.args[1], float) and value.args[1] > 0
-    return op(value) in ("exp", "sigmoid", "softplus") or (more and op(value.args[0]) in _NEVER_NEGATIVE)
+    plain = op(value) == "add" and not value.kwargs and len(value.args) == 2
+    more = plain and isinstance(value.args[1], (int, float)) and value.args[1] > 0
+    return op(value) in ("exp", "sigmoid", "softplus") or (more and _never_negative(value.args[0]))
+
+
+def _never_negative(value: Any) -> bool:
+    """Whole numbers wrap around, unless they count."""
+    while op(value) in ("_to_copy", "to") and value_of(value).is_floating_point():
+        value = value.args[0]
+    of = tensor(value.args[0]) if op(value) in {"sum", *_NEVER_NEGATIVE} else None
+    return of is not None and (of.dtype == torch.bool if op(value) == "sum" else of.dtype.is_floating_point)
 
 
 def _spread(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
@@ -209,7 +218,7 @@ def _tagged(target: torch._ops.OpOverload) -> bool:
 row_family(_tagged, Declaration(EVERY, broadcast, aligned, zero_of_zeros, None, packed))
 row_op(*_ALSO, zeros=zero_of_zeros, **POINTWISE)
 row_op("dropout", zeros=_first_zero, **POINTWISE)
-row_op("mul", zeros=_either_zero, **POINTWISE)
+row_op("mul", "bitwise_and", "logical_and", zeros=_either_zero, **POINTWISE)
 row_op("div", zeros=_numerator_zero, **POINTWISE)
 row_op("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar", "masked_fill", zeros=_filled, **POINTWISE)
 row_op(*_PLAIN, zeros=zero_of_zeros, **{**POINTWISE, "packed": _spread})
