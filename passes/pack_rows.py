@@ -22,7 +22,7 @@ from ..pipeline.pass_base import Pass
 from ..runtime.prologue import KEY as PROVIDER
 from ..runtime.prologue import InputRows, Unprovable, keep_original, keep_rows
 from .rows.analysis import RowAnalysis, analyse, asked_again
-from .rows.apart import is_gain, take_apart
+from .rows.apart import Apart, is_gain, take_apart, take_apart_at_ends
 from .rows.calls import arg, op, rank_of
 from .rows.deciding import OnRows
 from .rows.emit import Emitter, RuleFailed
@@ -70,11 +70,12 @@ class PackRows(Pass):
     def _taken_apart(self, graph: fx.Graph, ctx: Context) -> tuple[RowAnalysis, bool]:
         """The analysis, with ops that have no declaration taken apart where that is a gain; and is there any?"""
         with ctx.part("take apart"):
-            apart = take_apart(graph)
-        for each in apart:
-            for part in each.parts:
-                inherit(part, [each.whole], Origin(self.name, "take-apart", (each.whole.name,)))
+            apart = self._with_origins(take_apart(graph))
         found = self._analyse(graph, ctx)
+        with ctx.part("take apart"):
+            more = self._with_origins(take_apart_at_ends(graph, found))
+        if more:
+            apart, found = [*apart, *more], self._analyse(graph, ctx)
         pays = _packs(found) and _pays(found, ctx)
         gains = [each for each in apart if pays and is_gain(each, found)]
         for each in reversed(apart):
@@ -84,6 +85,12 @@ class PackRows(Pass):
             with ctx.rewrite("take-apart", each.whole):
                 each.leave()
         return found if not apart else self._analyse(graph, ctx), pays
+
+    def _with_origins(self, apart: list[Apart]) -> list[Apart]:
+        for each in apart:
+            for part in each.parts:
+                inherit(part, [each.whole], Origin(self.name, "take-apart", (each.whole.name,)))
+        return apart
 
     def _analyse(self, graph: fx.Graph, ctx: Context) -> RowAnalysis:
         unspecified = getattr(ctx.options, "padded_outputs", "strict") == "unspecified"

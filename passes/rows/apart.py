@@ -1,11 +1,13 @@
-"""Ops without a declaration, taken apart into ops that have one.
+"""Ops taken apart into others that keep rows apart, where they themselves do not, or where nothing is known of them.
 
-Only what eager itself runs as other ops is taken apart, so that values and gradients are eager's. An op of which
-nothing comes to live on rows is put together again.
+An op without a declaration is taken apart where eager itself runs it as other ops; one at which rows end, where it is
+the same as others (`identities`). Values and gradients are eager's. An op of which nothing comes to live on rows is put
+together again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +18,9 @@ from ... import _torch
 from ...capture.trace import trace
 from ...graph.nodes import tensor
 from ...graph.phases import Phase
-from .calls import LIKE, op, piece_of
+from .calls import LIKE, arg, op, piece_of
 from .declaration import declared
+from .identities import has_identity, identity_of
 
 if TYPE_CHECKING:
     from .analysis import RowAnalysis
@@ -32,6 +35,7 @@ class Apart:
     whole: fx.Node
     parts: tuple[fx.Node, ...]
     instead: dict[fx.Node, fx.Node]  # of the op, or of each of its results
+    by_identity: bool = False
 
     def put_together(self) -> None:
         graph = self.whole.graph
@@ -54,15 +58,41 @@ def take_apart(graph: fx.Graph) -> list[Apart]:
     return [apart for apart in found if apart is not None]
 
 
+def take_apart_at_ends(graph: fx.Graph, analysis: RowAnalysis) -> list[Apart]:
+    """Ops at which rows end, as others that are the same."""
+    found = [_by_identity(node, analysis) for node in list(graph.nodes) if _ends_rows(node, analysis)]
+    return [apart for apart in found if apart is not None]
+
+
+def _ends_rows(node: fx.Node, analysis: RowAnalysis) -> bool:
+    demand = analysis.demand
+    if node.op != "call_function" or not has_identity(node.target) or node not in demand.meanings.tainted:
+        return False
+    read = [node, *(user for user in node.users if op(user) == "getitem")]
+    on_rows = any(demand.space_of(x) is not None for x in node.all_input_nodes if x in demand.meanings.tainted)
+    return on_rows and any(n in demand.wanted for n in read) and not any(n in demand.decisions for n in read)
+
+
+def _by_identity(node: fx.Node, analysis: RowAnalysis) -> Apart | None:
+    space = analysis.demand.space_of(node)
+    columns = space.column if space is not None else ()
+    dim = arg(node, "dim") if columns and tensor(node) is not None else None
+    along = isinstance(dim, int) and tuple(analysis.demand.typing.atoms(node)[dim]) == columns
+    identity = identity_of(node.target, along)
+    return _apart(node, whole=False, identity=identity) if identity is not None else None
+
+
 def _is_unknown_composite(node: fx.Node) -> bool:
     if node.op != "call_function" or declared(node) is not None or not _torch.is_composite(node.target):
         return False
     return not _torch.is_impure(node) and any(tensor(n) is not None for n in node.all_input_nodes)
 
 
-def _apart(node: fx.Node, whole: bool = True, for_good: bool = False) -> Apart | None:
+def _apart(
+    node: fx.Node, whole: bool = True, for_good: bool = False, identity: Callable[..., Any] | None = None
+) -> Apart | None:
     """The op in parts; where `whole`, None if one of them has no declaration either."""
-    traced = _traced(node, whole)
+    traced = _traced(node, whole, identity)
     pieces = _pieces(node, traced) if traced is not None else None
     if traced is None or pieces is None or not (for_good or _can_be_put_together(pieces)):
         return None
@@ -76,7 +106,7 @@ def _apart(node: fx.Node, whole: bool = True, for_good: bool = False) -> Apart |
     instead = {old: env[new] for old, new in pieces.items()}
     for old, new in instead.items():
         old.replace_all_uses_with(new)
-    return Apart(node, tuple(parts), instead)
+    return Apart(node, tuple(parts), instead, identity is not None)
 
 
 def _can_be_put_together(pieces: dict[fx.Node, fx.Node]) -> bool:
@@ -97,19 +127,22 @@ def _pieces(node: fx.Node, traced: fx.Graph) -> dict[fx.Node, fx.Node] | None:
     return found if all(isinstance(n, fx.Node) for n in found.values()) else None
 
 
-def _traced(node: fx.Node, whole: bool) -> fx.Graph | None:
+def _traced(node: fx.Node, whole: bool, identity: Callable[..., Any] | None = None) -> fx.Graph | None:
     """The op as a graph of declared ops."""
-    target: Any = node.target
+    target: Any = node.target if identity is None else identity
 
     def parts(*values: Any) -> Any:
         each = dict(zip(node.all_input_nodes, values, strict=True))
         args, kwargs = fx.map_arg((node.args, node.kwargs), each.__getitem__)
-        return target(*args, **kwargs)
+        made = target(*args, **kwargs)
+        if made is NotImplemented:
+            raise NotImplementedError
+        return made
 
     given = [_variable(n.meta.get("val")) for n in node.all_input_nodes]
     try:
         with _torch.outside_compilation(), torch.enable_grad():
-            graph = trace(parts, given, Phase.PRE_GRAD, apart=[target]).graph
+            graph = trace(parts, given, Phase.PRE_GRAD, apart=[node.target]).graph
     except Exception:  # decided by data, or by what a graph cannot hold
         return None
     for step in list(graph.nodes):
@@ -117,6 +150,7 @@ def _traced(node: fx.Node, whole: bool) -> fx.Graph | None:
             apart = _apart(step, whole, for_good=True)
             if apart is not None:
                 apart.leave()
+    graph.eliminate_dead_code()
     steps = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
     return graph if len(steps) <= MOST_PARTS and (not whole or all(map(_is_known, steps))) else None
 
@@ -137,6 +171,8 @@ def _is_known(node: fx.Node) -> bool:
 def is_gain(apart: Apart, analysis: RowAnalysis) -> bool:
     """Does all that comes from rows live on rows?"""
     demand = analysis.demand
+    if apart.by_identity:  # what is written may be anything; what it is written into lives on rows
+        return all(n in demand.decisions for n in apart.instead.values() if n in demand.wanted)
     used = [n for n in apart.parts if n.users and n in demand.meanings.tainted]
     rows = [n for n in used if demand.space_of(n) is not None]
     return bool(rows) and all(n in demand.decisions for n in rows)

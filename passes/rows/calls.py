@@ -25,7 +25,7 @@ LIKE = {"zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}
 _SYNONYMS = {
     "multiply": "mul", "divide": "div", "true_divide": "div", "subtract": "sub", "negative": "neg", "not_equal": "ne",
     "greater": "gt", "less": "lt", "greater_equal": "ge", "less_equal": "le", "clip": "clamp", "absolute": "abs",
-    "concat": "cat", "swapaxes": "transpose",
+    "concat": "cat", "swapaxes": "transpose", "_unsafe_index": "index",
 }  # fmt: skip
 SPLITS = {"split", "split_with_sizes", "chunk", "tensor_split", "unbind"}
 
@@ -34,13 +34,15 @@ def op(node: Any) -> str:
     """Short name of an ATen op, one for all its synonyms; 'namespace::name' of others, 'getitem', or ''."""
     if not isinstance(node, fx.Node) or node.op != "call_function":
         return ""
-    return _name(node.target)
+    return name_of(node.target)
 
 
 @lru_cache(maxsize=4096)
-def _name(target: Any) -> str:
+def name_of(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         name = target._schema.name.removeprefix("aten::")
+        if torch.Tag.view_copy in target.tags:  # a view whose result has memory of its own
+            name = name.removesuffix("_copy")
         return _SYNONYMS.get(name, name)
     return "getitem" if target is operator.getitem else getattr(target, "__name__", str(target))
 

@@ -24,6 +24,8 @@ from .spans import Span
 from .telling import Telling
 from .zeros import Zeros
 
+FROM_TABLES = ("embedding", "linear")
+
 
 class Facts:
     """Axes, meanings, zeros, row spaces, attentions and pooling of one graph.
@@ -38,6 +40,7 @@ class Facts:
         self.zeros = Zeros(graph, self.typing, self.meanings)
         self.signs = Signs(self.meanings)
         self.rows = RowSpaces(graph, self.typing, self.meanings, self.zeros)
+        self._spaces: dict[Any, Space | None] = {}
         self.rowwise = Rowwise(self.typing, self.space_of)
         self.moves = Moves(self.typing, self.meanings, self.space_of, self.rows.is_sized)
         self.attentions: dict[fx.Node, Attention] = {}
@@ -54,7 +57,18 @@ class Facts:
             self.missed.append(Missed(node, "rule-failed", text, hint))
 
     def space_of(self, node: Any) -> Space | None:
-        return self.rows.of(node)
+        if node not in self._spaces:
+            self._spaces[node] = self._space_of(node)
+        return self._spaces[node]
+
+    def _space_of(self, node: Any) -> Space | None:
+        """Where features are rows of a finer space (a mask says so further down), their table makes all of them."""
+        finest = self.rows.of(node)
+        if finest is None or op(node) not in FROM_TABLES or self.rowwise.why_mixed(node, finest) is None:
+            return finest
+        coarser = [s for s in self.rows.around(node) if s != finest and finest.includes(s)]
+        apart = [s for s in coarser if self.rowwise.why_mixed(node, s) is None]
+        return max(apart, key=lambda s: len(s.axes), default=finest)
 
     def move_of(self, node: fx.Node) -> Move | None:
         if node not in self._moves:

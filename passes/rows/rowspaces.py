@@ -157,13 +157,17 @@ class RowSpaces:
                     new = Space(space.sequence, tuple(theirs))
                     found.setdefault(frozenset(new.axes), new)
 
+    def around(self, node: fx.Node) -> list[Space]:
+        """Every row space a value lies in."""
+        flat = self.typing.flat(node)
+        return [s for s in self.found if all(flat.count(a) == 1 for a in s.axes)]
+
     def of(self, node: Any) -> Space | None:
         """The one row space a value lies in; the finest where spaces are nested."""
         if not is_tensor(node):
             return None
         if node not in self._of:
-            flat = self.typing.flat(node)
-            hits = [s for s in self.found if all(flat.count(a) == 1 for a in s.axes)]
+            hits = self.around(node)
             finest = [s for s in hits if not any(o is not s and o.includes(s) for o in hits)]
             if len(finest) > 1:
                 finest = [s for s in finest if s not in self._picked]

@@ -14,28 +14,28 @@ import torch
 
 from turbogr_compile._torch import is_composite
 from turbogr_compile.passes.rows import declaration
+from turbogr_compile.passes.rows.calls import name_of
+from turbogr_compile.passes.rows.identities import has_identity
 from turbogr_compile.passes.rows.ops.derived import read
 
 PAGE = Path(__file__).parents[2] / "docs" / "coverage.md"
 FOUND = Path(__file__).with_name("rowwise.txt")
 BY_HAND, TAGGED, DERIVED, APART, REFUSED = "by hand", "by tag", "derived", "taken apart", "refused"
+SAME = "and as other ops, where it is the same as those"
 KINDS = (BY_HAND, TAGGED, DERIVED, APART, REFUSED)
 # Why an op of the core set is not computed on packed rows, where its schema does not say it.
 REASONS = {
     "_embedding_bag": "sums bags of rows that offsets name",
     "_local_scalar_dense": "one number, for the program outside of the graph",
     "_native_batch_norm_legit": "normalises over the batch; `batch_norm` is what a captured graph holds",
-    "_native_batch_norm_legit_no_training": "`batch_norm` is what a captured graph holds",
     "_pdist_forward": "distances between all rows",
     "as_strided": "reads memory, whose layout packed rows do not have",
     "col2im": "overlapping columns are added up, in a layout of its own",
-    "masked_scatter": "takes values in the order of the mask's elements, over all rows",
     "native_dropout": "`dropout` is what a captured graph holds",
     "native_group_norm": "`group_norm` is what a captured graph holds",
     "native_layer_norm": "`layer_norm` is what a captured graph holds",
     "nonzero": "the data decide the shape",
     "_log_softmax": "`log_softmax` is what a captured graph holds",
-    "index_put": "rows that indices name are read and written all over the tensor",
     "scaled_dot_product_attention": "attention is read as a whole, by evaluation",
 }  # fmt: skip
 
@@ -52,9 +52,11 @@ def overloads() -> Iterator[Any]:
 
 def told(target: Any) -> tuple[str, str]:
     """How rows of an op are treated, and a word about it."""
-    name = target._schema.name.removeprefix("aten::")
+    name = name_of(target)
     full = f"{name}.{target._overloadname or 'default'}"
     hand = declaration._DECLARED.get(full, declaration._DECLARED.get(name))
+    if has_identity(target):
+        return (APART if hand is None else BY_HAND), SAME
     if hand is not None and hand.mixes is not None:
         return BY_HAND, ""
     if hand is not None:
@@ -106,7 +108,8 @@ def page() -> str:
         "* **derived**: a line of `passes/rows/ops/table.py`, for the arguments that it lists: found by trying",
         "  the op on fewer rows, values and gradients of every operand, and said by torch's sharding strategies",
         "  (dtensor), or by that alone (probe);",
-        "* **taken apart**: eager runs the op as others, and these are looked at;",
+        "* **taken apart**: eager runs the op as others, or it is the same as others",
+        "  (`passes/rows/identities.py`), and these are looked at;",
         "* **refused**: all of its rows are computed, for the reason given.",
         "",
         "An op with arguments that its declaration does not know counts as an op without one.",

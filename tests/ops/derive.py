@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from tests.fuzz.judge import quiet
 from turbogr_compile._torch import is_composite
 from turbogr_compile.passes.rows import apart, declaration
+from turbogr_compile.passes.rows.calls import name_of
 from turbogr_compile.passes.rows.ops import table as generated
 from turbogr_compile.passes.rows.ops.derived import Line
 from turbogr_compile.testing import trace_graph
@@ -56,7 +57,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        return f"{self.target._schema.name.removeprefix('aten::')}.{self.target._overloadname or 'default'}"
+        return f"{name_of(self.target)}.{self.target._overloadname or 'default'}"
 
     def operands(self) -> dict[str, torch.Tensor]:
         return {k: v for k, v in self.named.items() if isinstance(v, torch.Tensor)}
@@ -165,7 +166,7 @@ def _is_asked(target: Any) -> bool:
         return False
     if torch.Tag.nondeterministic_seeded in target.tags:
         return False
-    name = target._schema.name.removeprefix("aten::")
+    name = name_of(target)
     hand = {name, f"{name}.{target._overloadname or 'default'}"} & set(declaration.declared_names())
     return not hand and not any(belongs(target) for belongs, _ in declaration._FAMILIES)
 

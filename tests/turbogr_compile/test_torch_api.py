@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
+from functools import lru_cache
 from types import SimpleNamespace
 
 import pytest
@@ -226,6 +228,31 @@ def test_transformer_layers_are_one_graph():
     run = _torch.optimize(lambda x: encoder(x, mask, src_key_padding_mask=pads), backend)
     torch.testing.assert_close(run(x), encoder(x, mask, src_key_padding_mask=pads))
     assert len(graphs) == 1
+
+
+def test_a_line_of_a_log_does_not_cut_a_graph(monkeypatch):
+    """Methods that a library adds to loggers included; what is asked of a logger is answered."""
+    log, graphs = logging.getLogger("turbogr.test"), []
+    monkeypatch.setattr(logging.Logger, "warning_once", lru_cache(logging.Logger.warning), raising=False)
+
+    def backend(module, inputs):
+        graphs.append(module)
+        return module.forward
+
+    def told(x):
+        log.info("one of %s", 2)
+        log.warning_once("twice")
+        return x + 1
+
+    def asked(x):
+        return x + 1 if log.isEnabledFor(logging.ERROR) else x - 1
+
+    flags = _torch.DynamoFlags(ignore_logging_functions=_torch.quiet_functions())
+    backend.backend_ctx_ctor = lambda: flags
+    for step in (told, asked):
+        torch._dynamo.reset()
+        torch.testing.assert_close(_torch.optimize(step, backend)(torch.ones(2)), torch.full((2,), 2.0))
+    assert len(graphs) == 2
 
 
 def test_dispatch_modes_see_ops():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import traceback
 import warnings
@@ -212,8 +213,15 @@ def trace_transformer_layers() -> None:
 
 
 def quiet_functions() -> set[Any]:
-    """Functions whose calls Dynamo leaves out of a trace: a warning must not cut a graph."""
-    return {*torch._dynamo.config.ignore_logging_functions, warnings.warn}
+    """Functions whose calls Dynamo leaves out of a trace: a warning or a line of a log must not cut a graph.
+
+    Libraries add methods of their own to loggers (`warning_once`): whatever is named after a level is one.
+    """
+    logs = {f for name, f in vars(logging.Logger).items() if name.startswith(_LEVELS) and callable(f)}
+    return {*torch._dynamo.config.ignore_logging_functions, warnings.warn, *logs}
+
+
+_LEVELS = ("debug", "info", "warn", "error", "exception", "critical", "fatal", "log")
 
 
 def trace_enabled() -> bool:

@@ -95,7 +95,7 @@ def _unbacked(value: Any) -> set[Any]:
 
 
 def same_tensor(a: Any, b: Any, strides: bool = True) -> bool:
-    """Same shape, dtype, device (and strides), provably and without a guard."""
+    """Same shape, dtype, device, pending conjugation (and strides), provably and without a guard."""
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(same_tensor(x, y, strides) for x, y in zip(a, b, strict=True))
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
@@ -103,6 +103,8 @@ def same_tensor(a: Any, b: Any, strides: bool = True) -> bool:
             a.dtype == b.dtype
             and a.device == b.device
             and a.layout == b.layout
+            and a.is_conj() == b.is_conj()
+            and a.is_neg() == b.is_neg()
             and same_sizes(a.shape, b.shape)
             and (not strides or a.layout != torch.strided or same_sizes(a.stride(), b.stride()))
         )

@@ -73,6 +73,9 @@ class Values(Inputs):
         if node in self.homes and chosen.space.includes(self.homes[node].space):
             source = self.homes[node]
             twin = self._twins[node, source]
+            inner = tuple(a for a in chosen.space.axes if a in self.typing.flat(node) and a not in source.space.axes)
+            if inner:
+                return self._unfolded(node, source, chosen, inner)
             if self._is_zero_outside(node):
                 zero = self.call(
                     aten.new_zeros.default, twin, [1, *[self.size(s) for s in self.kept_sizes(node, chosen.space.axes)]]
@@ -92,6 +95,25 @@ class Values(Inputs):
             )
         self.note_entry(node, chosen)
         return self.call(GATHER, self.flat_rows(node, axes), self.row_index(chosen, axes))
+
+    def _unfolded(self, node: fx.Node, source: RowSet, chosen: RowSet, inner: tuple[int, ...]) -> fx.Node:
+        """Rows of a coarser space, of which features become rows."""
+        left = [a for a in self.typing.flat(node) if a not in source.space.axes]
+        order = [*inner, *[a for a in left if a not in inner]]
+        twin = self.reshape(self._twins[node, source], [-1, *[self.typing.axes.size(a) for a in left]])
+        if order != left:
+            twin = self.call(aten.permute.default, twin, [0, *[1 + left.index(a) for a in order]])
+        twin = self.reshape(twin, [-1, *self.kept_sizes(node, chosen.space.axes)])
+        relation, outer = Projected(chosen.space, Space(inner)), Projected(chosen.space, source.space)
+        self._needs(source)
+
+        def recipe(r: Rows) -> torch.Tensor:
+            rows, count = r.rows(chosen), 1
+            for axis in inner:
+                count = count * r.batch.size(axis)
+            return r.found(source, outer.index(r.batch)[rows]) * count + relation.index(r.batch)[rows]
+
+        return self.call(GATHER, twin, self.per_row("unfold", ("unfold", source, chosen, inner), chosen, recipe))
 
     def _is_zero_outside(self, node: fx.Node) -> bool:
         """Is the value zero on rows that its set lacks?"""

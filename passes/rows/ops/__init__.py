@@ -14,6 +14,7 @@ moves        slices, pads, shifts, and which rows they read
 jagged       ops on rows that the model itself packs
 scatters     writing into features
 recurrent    what is carried from row to row
+fourier      complex numbers, Fourier transforms
 derived      all others, by a generated table
 packing      helpers for the packed side
 """
@@ -22,6 +23,7 @@ from . import (
     along,
     convolutions,
     derived,
+    fourier,
     jagged,
     joins,
     lookups,
@@ -40,6 +42,7 @@ __all__ = [
     "along",
     "convolutions",
     "derived",
+    "fourier",
     "jagged",
     "joins",
     "lookups",

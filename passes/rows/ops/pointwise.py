@@ -218,6 +218,7 @@ def _tagged(target: torch._ops.OpOverload) -> bool:
 row_family(_tagged, Declaration(EVERY, broadcast, aligned, zero_of_zeros, None, packed))
 row_op(*_ALSO, zeros=zero_of_zeros, **POINTWISE)
 row_op("dropout", zeros=_first_zero, **POINTWISE)
+row_op("empty_like", **POINTWISE)  # holds anything, zeros included
 row_op("mul", "bitwise_and", "logical_and", zeros=_either_zero, **POINTWISE)
 row_op("div", zeros=_numerator_zero, **POINTWISE)
 row_op("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar", "masked_fill", zeros=_filled, **POINTWISE)

@@ -155,7 +155,8 @@ def _einsum_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
 
 row_op("linear", models=("input", "weight", "bias"),
        axes=_linear, mixes=_linear_mixes, zeros=_zeros, packed=first_packed)  # fmt: skip
-row_op("mm", models=("self", "mat2"), axes=_matmul, mixes=_product_mixes, zeros=_zeros, packed=_matmul_packed)
+row_op("mm", "mv", models=("self", "mat2", "vec"),
+       axes=_matmul, mixes=_product_mixes, zeros=_zeros, packed=_matmul_packed)  # fmt: skip
 row_op("matmul", models=("self", "other"),
        axes=_matmul, mixes=_product_mixes, zeros=_zeros, reads=moves.one_hot, packed=_matmul_packed)  # fmt: skip
 row_op("bmm", models=("self", "mat2"),

@@ -11,9 +11,6 @@ _adaptive_avg_pool3d.default ; before 3 ; self ; output_size=#3 ; 4 5 ; dtensor
 _cdist_forward.default ; before 2 ; x1 x2 ; compute_mode=1 p ; 3 4 5 6 ; probe
 _conj.default ; pointwise ; self ;  ;  ; dtensor
 _euclidean_dist.default ; before 2 ; x1 x2 ;  ; 3 4 5 6 ; dtensor
-_fft_c2c.default ; beside dim ; self ; dim forward=True normalization=0|1 ; 2 3 4 5 6 ; dtensor
-_fft_c2r.default ; beside dim ; self ; dim last_dim_size normalization ; 2 3 4 ; dtensor
-_fft_r2c.default ; beside dim ; self ; dim normalization onesided=False|True ; 2 3 4 5 6 ; dtensor
 _linalg_det.default ; before 2 ; A ;  ; 3 4 5 6 ; dtensor
 _linalg_eigh.default ; before 2 ; A ; UPLO=L|U ; 3 4 5 6 ; probe
 _linalg_slogdet.default ; before 2 ; A ;  ; 3 4 5 6 ; dtensor
@@ -24,7 +21,6 @@ adaptive_max_pool2d.default ; before 2 ; self ; output_size=#2 ; 3 4 ; dtensor
 adaptive_max_pool3d.default ; before 3 ; self ; output_size=#3 ; 4 5 ; dtensor
 addmv.default ; first ; self mat ; alpha beta vec ; 1 ; dtensor
 addr.default ; first ; self vec1 ; alpha beta vec2 ; 2 ; probe
-alias_copy.default ; pointwise ; self ;  ;  ; dtensor
 aminmax.default ; beside dim ; self ; dim keepdim=False|True ; 2 3 4 5 6 ; dtensor
 avg_pool2d.default ; before 2 ; self ; ceil_mode=False|True count_include_pad=False|True divisor_override=-2|2|None kernel_size=#2 padding=#1|#2 stride=#0|#2 ; 4 ; dtensor
 avg_pool3d.default ; before 3 ; self ; ceil_mode=False|True count_include_pad=False|True divisor_override=-2|2|None kernel_size=#3 padding=#3 stride=#3 ; 4 5 ; dtensor
@@ -33,8 +29,6 @@ complex.default ; pointwise ; real imag ;  ;  ; probe
 convolution.default ; first ; input ; bias dilation=#1|#2|#3 groups output_padding=#1|#2|#3 padding=#1|#2|#3 stride=#1|#2|#3 transposed=False|True weight ; 3 4 5 ; dtensor
 diag_embed.default ; before 1 ; self ; offset ; 2 3 4 ; probe
 diagonal.default ; beside dim1 dim2 ; self ; dim1 dim2 offset ; 3 4 5 6 ; probe
-diagonal_copy.default ; beside dim1 dim2 ; self ; dim1 dim2 offset ; 3 4 5 ; probe
-divide.Tensor ; pointwise ; self other ;  ;  ; dtensor
 gradient.scalarrayarray ; beside dim ; self ; dim edge_order=2 spacing ; 3 4 5 6 ; dtensor
 grid_sampler_2d.default ; before 3 ; input grid ; align_corners=False|True interpolation_mode padding_mode ; 4 ; dtensor
 grid_sampler_3d.default ; first ; input grid ; align_corners=False|True interpolation_mode=0 padding_mode ; 5 ; dtensor
@@ -54,7 +48,6 @@ max_pool2d_with_indices.default ; before 2 ; self ; ceil_mode=False|True dilatio
 max_pool3d_with_indices.default ; before 3 ; self ; ceil_mode=False|True dilation=#3 kernel_size=#3 padding=#3 stride=#3 ; 5 ; dtensor
 max_unpool2d.default ; before 2 ; self indices ; output_size=#2 ; 4 ; dtensor
 max_unpool3d.default ; before 3 ; self indices ; output_size=#3 padding=#3 stride=#3 ; 5 ; dtensor
-narrow_copy.default ; beside dim ; self ; dim length=0|2 start ; 3 4 5 6 ; dtensor
 native_layer_norm.default ; before 2 ; input ; bias eps normalized_shape=#1|#2 weight ; 3 ; dtensor
 pixel_shuffle.default ; first ; self ; upscale_factor=1|3 ; 5 6 7 ; dtensor
 pixel_unshuffle.default ; first ; self ; downscale_factor=1|3 ; 5 6 7 ; dtensor
@@ -66,19 +59,12 @@ replication_pad1d.default ; before 1 ; self ; padding=#2 ; 2 3 ; probe
 replication_pad2d.default ; before 2 ; self ; padding=#4 ; 3 4 ; probe
 replication_pad3d.default ; before 3 ; self ; padding=#6 ; 4 5 ; probe
 rot90.default ; beside dims ; self ; dims k ; 3 4 5 6 ; dtensor
-split_with_sizes_copy.default ; beside dim ; self ; dim split_sizes=#3 ; 3 4 5 ; dtensor
 std_mean.correction ; beside dim ; self ; correction dim keepdim=False|True ; 2 3 4 5 6 ; dtensor
-transpose_copy.int ; beside dim0 dim1 ; self ; dim0 dim1 ; 2 4 5 ; dtensor
 triangular_solve.default ; before 2 ; self A ;  ; 3 4 5 6 ; dtensor
-unbind_copy.int ; beside dim ; self ; dim ; 2 3 4 5 6 ; dtensor
-unfold_copy.default ; beside dimension ; self ; dimension size step ; 2 3 4 5 6 7 ; probe
 unsafe_split.Tensor ; beside dim ; self ; dim split_size ; 3 4 5 6 ; probe
-unsqueeze_copy.default ; pointwise ; self ; dim=0 ;  ; dtensor
 upsample_bicubic2d.vec ; before 2 ; input ; align_corners=False|True scale_factors ; 4 ; probe
 upsample_bilinear2d.vec ; before 2 ; input ; align_corners=False scale_factors ; 4 ; probe
 upsample_trilinear3d.vec ; before 3 ; input ; align_corners=False|True scale_factors ; 5 ; probe
 var_mean.correction ; beside dim ; self ; correction dim keepdim=False|True ; 2 3 4 5 6 ; dtensor
-view_as_complex.default ; before 1 ; self ;  ; 2 3 4 5 ; dtensor
-view_as_real.default ; before 1 ; self ;  ; 2 3 4 5 ; dtensor
 zero.default ; pointwise ; self ;  ;  ; dtensor
 """

@@ -1,0 +1,307 @@
+"""Ops as other ops, where that shows that rows stay apart: what is written, beside what it is written into.
+
+`scatter_add(x, i, y)` is `x + scatter_add(nothing, i, y)`, and `index_put(x, i, y)` has elements of
+`index_put(nothing, i, y)` where something was written and those of x elsewhere: each element of x meets itself only,
+wherever i points. What is written is made by the op itself, so that torch decides which of two writes counts and where
+its gradient goes.
+
+An identity holds for the value and for the gradient of every operand, up to the order of sums; an operand that has no
+influence keeps its gradient of zeros. Ops of which that is not so have none: maxima split a gradient among equals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+Identity = Callable[..., Any]
+_IDENTITIES: dict[Any, Identity] = {}
+_ALONG: dict[Any, Identity] = {}  # for a dim of columns: rows move, none is lost
+
+
+def identity_of(target: Any, along_columns: bool) -> Identity | None:
+    """The same function of the same arguments; called, it may say that it does not know (NotImplemented)."""
+    return (_ALONG.get(target) if along_columns else None) or _IDENTITIES.get(target)
+
+
+def has_identity(target: Any) -> bool:
+    return target in _IDENTITIES
+
+
+def _is(*targets: Any) -> Callable[[Identity], Identity]:
+    def register(fn: Identity) -> Identity:
+        _IDENTITIES.update(dict.fromkeys(targets, fn))
+        return fn
+
+    return register
+
+
+def _nothing(x: Tensor) -> Tensor:
+    """What added to leaves everything as it is: minus zero, for -0 + 0 is 0."""
+    zeros = torch.zeros_like(x)
+    return -zeros if x.is_floating_point() or x.is_complex() else zeros
+
+
+def _nowhere(x: Tensor) -> Tensor:
+    return torch.zeros_like(x, dtype=torch.bool)
+
+
+def _yes(source: Tensor) -> Tensor:
+    return torch.ones_like(source, dtype=torch.bool)
+
+
+# --- added to --------------------------------------------------------------------------------------
+
+
+@_is(aten.scatter_add.default)
+def _scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    return x + torch.scatter_add(_nothing(x), dim, index, src)
+
+
+@_is(aten.index_add.default)
+def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
+    return x + torch.index_add(_nothing(x), dim, index, source, alpha=alpha)
+
+
+@_is(aten._unsafe_masked_index_put_accumulate.default)
+def _masked_index_add(x: Tensor, mask: Tensor, indices: Any, values: Tensor) -> Tensor:
+    return x + aten._unsafe_masked_index_put_accumulate.default(_nothing(x), mask, indices, values)
+
+
+@_is(aten.scatter_reduce.two)
+def _scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Any:
+    if x.dtype == torch.bool or (reduce in ("amax", "amin") and x.is_floating_point()):
+        return NotImplemented
+    if reduce in ("amax", "amin") or not include_self:
+        hit = torch.scatter(_nowhere(x), dim, index, True)
+        written = torch.scatter_reduce(_nothing(x), dim, index, src, reduce, include_self=False)
+        both = {"amax": torch.maximum, "amin": torch.minimum}.get(reduce) if include_self else None
+        return torch.where(hit, written if both is None else both(x, written), x)
+    if reduce == "prod":
+        return x * torch.scatter_reduce(torch.ones_like(x), dim, index, src, "prod")
+    total = x + torch.scatter_add(_nothing(x), dim, index, src)
+    if reduce == "sum":
+        return total
+    count = torch.scatter_add(torch.ones_like(x), dim, index, torch.ones_like(src))
+    return total / count if x.is_floating_point() else torch.div(total, count, rounding_mode="floor")
+
+
+# --- written over ----------------------------------------------------------------------------------
+
+
+@_is(aten.scatter.src)
+def _scatter(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    return torch.where(torch.scatter(_nowhere(x), dim, index, True), torch.scatter(_nothing(x), dim, index, src), x)
+
+
+@_is(aten.scatter.value)
+def _scatter_value(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    return torch.where(torch.scatter(_nowhere(x), dim, index, True), torch.scatter(_nothing(x), dim, index, value), x)
+
+
+@_is(aten.index_copy.default)
+def _index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    hit = torch.index_copy(_nowhere(x), dim, index, _yes(source))
+    return torch.where(hit, torch.index_copy(_nothing(x), dim, index, source), x)
+
+
+@_is(aten.index_put.default)
+def _index_put(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Tensor:
+    if accumulate:
+        return x + torch.ops.aten.index_put.default(_nothing(x), indices, values, True)
+    hit = aten.index_put.default(_nowhere(x), indices, torch.ones((), dtype=torch.bool, device=x.device))
+    return torch.where(hit, aten.index_put.default(_nothing(x), indices, values), x)
+
+
+@_is(aten.put.default)
+def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    if accumulate:
+        return x + torch.put(_nothing(x), index, source, True)
+    return torch.where(torch.put(_nowhere(x), index, _yes(source)), torch.put(_nothing(x), index, source), x)
+
+
+@_is(aten.masked_scatter.default)
+def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    return torch.where(mask, torch.masked_scatter(_nothing(x), mask, source), x)
+
+
+@_is(aten.diagonal_scatter.default)
+def _diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    hit = torch.diagonal_scatter(_nowhere(x), _yes(src), offset, dim1, dim2)
+    return torch.where(hit, torch.diagonal_scatter(_nothing(x), src, offset, dim1, dim2), x)
+
+
+@_is(aten.select_scatter.default)
+def _select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
+    hit = torch.select_scatter(_nowhere(x), _yes(src), dim, index)
+    return torch.where(hit, torch.select_scatter(_nothing(x), src, dim, index), x)
+
+
+@_is(aten.slice_scatter.default)
+def _slice_scatter(x: Tensor, src: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+    if _is_whole(x, dim, start, end, step):
+        return torch.where(_yes(x), src, x)  # the gradient of x is zero, not none
+    hit = torch.slice_scatter(_nowhere(x), _yes(src), dim, start, end, step)
+    return torch.where(hit, torch.slice_scatter(_nothing(x), src, dim, start, end, step), x)
+
+
+# --- written along columns: pieces one after the other -----------------------------------------------
+
+
+def _between(x: Tensor, src: Tensor, dim: int, start: int, end: int | None) -> Tensor:
+    """x with what is between start and end replaced."""
+    if not start and end is None:
+        return torch.where(_yes(x), src, x)  # the gradient of x is zero, not none
+    after = [] if end is None else [aten.slice.Tensor(x, dim, end)]
+    return torch.cat([*([aten.slice.Tensor(x, dim, 0, start)] if start else []), src, *after], dim)
+
+
+def _select_scatter_along(x: Tensor, src: Tensor, dim: int, index: int) -> Any:
+    if index < 0 and not isinstance(x.shape[dim], int):
+        return NotImplemented
+    index = index + x.shape[dim] if index < 0 else index
+    last = isinstance(x.shape[dim], int) and index == x.shape[dim] - 1
+    return _between(x, src.unsqueeze(dim), dim, index, None if last else index + 1)
+
+
+def _slice_scatter_along(
+    x: Tensor, src: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Any:
+    start = 0 if start is None else start
+    if step != 1 or not isinstance(start, int) or start < 0 or not (end is None or isinstance(end, int)):
+        return NotImplemented
+    size = x.shape[dim]
+    if end is not None and isinstance(size, int):
+        end = None if end >= size else end
+    if (end is not None and end <= start) or (isinstance(size, int) and start >= size):
+        return NotImplemented
+    # A dim of unknown size may be shorter than the end, and the source would be shorter, too.
+    return _between(x, src, dim, start, end) if end is None or isinstance(size, int) else NotImplemented
+
+
+def _is_whole(x: Tensor, dim: int, start: Any, end: Any, step: int) -> bool:
+    size = x.shape[dim]
+    return step == 1 and start in (None, 0) and (end is None or (isinstance(size, int) and end >= size))
+
+
+_ALONG[aten.select_scatter.default] = _select_scatter_along
+_ALONG[aten.slice_scatter.default] = _slice_scatter_along
+
+
+# --- products added to something --------------------------------------------------------------------
+
+
+def _added(x: Tensor, product: Tensor, beta: Any, alpha: Any) -> Any:
+    if x.dtype == torch.bool or beta == 0:  # the gradient of x is zero then, not none
+        return NotImplemented
+    product = product if alpha == 1 else alpha * product
+    return (x if beta == 1 else beta * x) + product
+
+
+@_is(aten.addr.default)
+def _addr(x: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return _added(x, vec1.unsqueeze(-1) * vec2, beta, alpha)
+
+
+@_is(aten.addmv.default)
+def _addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return _added(x, torch.matmul(mat, vec), beta, alpha)
+
+
+@_is(aten.addmm.default)
+def _addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return _added(x, torch.mm(mat1, mat2), beta, alpha)
+
+
+@_is(aten.baddbmm.default)
+def _baddbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return _added(x, torch.bmm(batch1, batch2), beta, alpha)
+
+
+@_is(aten.addbmm.default)
+def _addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return _added(x, torch.bmm(batch1, batch2).sum(0), beta, alpha)
+
+
+# --- the same elements elsewhere ---------------------------------------------------------------------
+
+
+@_is(aten.rot90.default)
+def _rot90(x: Tensor, k: int = 1, dims: Any = (0, 1)) -> Tensor:
+    first, second = dims
+    turns = k % 4
+    if turns == 2:
+        return x.flip([first, second])
+    if turns == 0:
+        return x.clone()
+    return x.flip([second if turns == 1 else first]).transpose(first, second)
+
+
+@_is(aten.pixel_shuffle.default)
+def _pixel_shuffle(x: Tensor, upscale_factor: int) -> Tensor:
+    *outer, channels, height, width = x.shape
+    r, n = upscale_factor, x.dim() - 3
+    parts = x.reshape([*outer, channels // (r * r), r, r, height, width])
+    order = [*range(n), n, n + 3, n + 1, n + 4, n + 2]
+    return parts.permute(order).reshape([*outer, channels // (r * r), height * r, width * r])
+
+
+@_is(aten.pixel_unshuffle.default)
+def _pixel_unshuffle(x: Tensor, downscale_factor: int) -> Tensor:
+    *outer, channels, height, width = x.shape
+    r, n = downscale_factor, x.dim() - 3
+    parts = x.reshape([*outer, channels, height // r, r, width // r, r])
+    order = [*range(n), n, n + 2, n + 4, n + 1, n + 3]
+    return parts.permute(order).reshape([*outer, channels * r * r, height // r, width // r])
+
+
+@_is(aten.channel_shuffle.default)
+def _channel_shuffle(x: Tensor, groups: int) -> Tensor:
+    batch, channels, *rest = x.shape
+    return x.reshape([batch, groups, channels // groups, *rest]).transpose(1, 2).reshape(x.shape)
+
+
+# --- statistics that are given -----------------------------------------------------------------------
+
+
+@_is(aten._native_batch_norm_legit_no_training.default)
+def _batch_norm(x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, momentum: float, eps: float) -> Any:
+    """In evaluation each channel has one scale and one shift."""
+    given = [t for t in (weight, bias, mean, var) if t is not None]
+    if any(t.dtype != x.dtype for t in given) or x.dim() < 2:
+        return NotImplemented
+    each = [x.shape[1], *[1] * (x.dim() - 2)]
+    scale = torch.rsqrt(var.detach() + eps)
+    y = (x - mean.detach().reshape(each)) * scale.reshape(each)
+    y = y if weight is None else y * weight.reshape(each)
+    return (y if bias is None else y + bias.reshape(each)), mean, scale
+
+
+@_is(aten.batch_norm.default)
+def _batch_norm_layer(
+    x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float, cudnn: bool
+) -> Any:
+    if training or mean is None or var is None:
+        return NotImplemented
+    found = _batch_norm(x, weight, bias, mean, var, momentum, eps)
+    return found if found is NotImplemented else found[0]
+
+
+@_is(aten.instance_norm.default)
+def _instance_norm(
+    x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, use_input_stats: bool, momentum: float, eps: float, _: bool
+) -> Any:
+    if not use_input_stats:
+        return _batch_norm_layer(x, weight, bias, mean, var, False, momentum, eps, False)
+    given = [t for t in (weight, bias) if t is not None]
+    if mean is not None or var is not None or any(t.dtype != x.dtype for t in given) or x.dim() < 3:
+        return NotImplemented
+    over, each = list(range(2, x.dim())), [x.shape[1], *[1] * (x.dim() - 2)]
+    centred = x - x.mean(over, keepdim=True)
+    y = centred * torch.rsqrt(centred.square().mean(over, keepdim=True) + eps)
+    y = y if weight is None else y * weight.reshape(each)
+    return y if bias is None else y + bias.reshape(each)
