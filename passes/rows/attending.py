@@ -200,9 +200,9 @@ def is_plain(a: Attention, typing: Typing, node: fx.Node, index: Index, side: st
     mine = Matching(a.form.sizes, typing).rows(node, index, names)
     if mine is None or any(a.rows[name] != axes for name, axes in mine.items()):
         return False
-    of_rows = {x for axes in mine.values() for x in axes}
+    of_rows = sorted(x for axes in mine.values() for x in axes)
     space = a.queries if side == QUERY else a.keys
-    return of_rows == {x for x in typing.flat(node) if x in space.axes}
+    return of_rows == sorted(x for x in typing.flat(node) if x in space.axes)  # a tensor of pairs has some twice
 
 
 NOTHING = object()  # what a builder that builds nothing builds

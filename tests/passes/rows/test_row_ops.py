@@ -422,3 +422,14 @@ def test_a_piece_without_elements(table):
         return masked(ids, x) + none.reshape(-1, FEATURES).sum() + (ids[:0].reshape(-1, 2) != 0).sum()
 
     assert_same(step, table, *[(ids,) for ids in BATCHES])
+
+
+def test_queries_that_are_pairs_are_read_as_they_are(table):
+    """Scores times scores: features of these queries run over columns, too, and are no rows."""
+
+    def step(ids):
+        x = F.embedding(ids, table)
+        scores = (x @ x.transpose(1, 2)) @ torch.full((SEQUENCES, COLUMNS, COLUMNS), 0.5, dtype=torch.float64)
+        return masked(ids, scores.masked_fill((ids == 0)[:, None, :], -1e9).softmax(-1) @ x)
+
+    assert_same(step, table, *[(ids,) for ids in BATCHES])
