@@ -85,7 +85,9 @@ def _by_identity(node: fx.Node, analysis: RowAnalysis) -> Apart | None:
 def _is_unknown_composite(node: fx.Node) -> bool:
     if node.op != "call_function" or declared(node) is not None or not _torch.is_composite(node.target):
         return False
-    return not _torch.is_impure(node) and any(tensor(n) is not None for n in node.all_input_nodes)
+    if _torch.is_impure(node) or isinstance(node.meta.get("val"), torch.SymInt):  # a size is made of nothing
+        return False
+    return any(tensor(n) is not None for n in node.all_input_nodes)
 
 
 def _apart(

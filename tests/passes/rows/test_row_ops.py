@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 import turbogr_compile
 from turbogr_compile import Instrument, RuleError
+from turbogr_compile.passes.rows import apart
 
 SEQUENCES, COLUMNS, FEATURES = 3, 6, 4
 BATCHES = [
@@ -386,6 +388,15 @@ def test_ops_that_torch_knows_as_others(table, op, packs):
     assert watch.looks_up_packed == packs
     if not packs:
         assert any("nanmean" in target for target in watch.targets)
+
+
+def test_a_size_is_not_taken_apart(monkeypatch):
+    """The op that reads it is known to torch as itself: tried, it would be tried again, until the stack is full."""
+    tried = []
+    monkeypatch.setattr(apart, "_traced", lambda node, whole: tried.append(node.target))
+    graph = make_fx(lambda x: x.reshape(-1, x.shape[0]) * 2, tracing_mode="symbolic")(torch.rand(3, 4)).graph
+    assert graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int)
+    assert apart.take_apart(graph) == [] and not tried
 
 
 def rotated(x):
