@@ -116,6 +116,11 @@ STEP = slot(
         "time-signed": "{s} + Tb[((times[{qi}] - times[{ki}]) // 10).clamp(-10, 20) + 20]",
         "time-exp": "{s} + torch.exp(-(times[{qi}] - times[{ki}]).abs() / 30.0) * temp",
         "remainder": "{s} + rel[(torch.arange(N)[:, None] * 3 + torch.arange(N)) % N]",
+        "gathered-relative": (
+            "{s} + (x0 @ {P}.T).gather(-1, (torch.arange(N)[:, None] - torch.arange(N)).abs().expand(B, N, N)){wide}"
+        ),
+        "gathered-by-position": "{s} + (x0 @ {P}.T).gather(-1, pos[:, None].expand(B, N, N)){wide}",
+        "upcast": "torch.max({s}.float(), torch.full((), torch.finfo(torch.float32).min).float()).double()",
     },
 )
 HARMLESS = ("divide", "root", "times", "times", "root", "relative", "alibi", "dense", "time", "add-per-key")

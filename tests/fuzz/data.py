@@ -234,6 +234,10 @@ BATCH: dict[str, Callable[[Batch], torch.Tensor]] = {
     "neg": lambda b: _ints(b, "neg", 1, b.sizes.V, b.sizes.B, b.sizes.N, b.sizes.K),
     "shared": lambda b: _ints(b, "shared", 1, b.sizes.V, b.sizes.K),
     "last": _last,
+    "each": lambda b: torch.arange(b.sizes.B),
+    "flat": lambda b: torch.arange(b.sizes.B) * b.sizes.N + _last(b),
+    "lastx": lambda b: _last(b)[:, None, None].expand(-1, 1, b.sizes.D),
+    "idxx": lambda b: BATCH["idx"](b)[..., None].expand(-1, -1, b.sizes.D),
 }
 OF_COLUMNS = {  # dims that are columns
     "ids": (1,), "mask": (1,), "maskf": (1,), "maski": (1,), "masku": (1,), "feats": (1,), "raw": (1,), "times": (1,),

@@ -49,6 +49,10 @@ class Draw:
         """A parameter or buffer over columns, as wide as the batch."""
         return f"{name}[{', '.join([':N'] * dims)}]" if self.sizes.open else name
 
+    def latest(self, name: str) -> str:
+        """The value of this name that was made last."""
+        return f"{name}{self._count[name]}"
+
     # --- chance ---
 
     def chance(self, share: float) -> bool:

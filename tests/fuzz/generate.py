@@ -73,6 +73,8 @@ def generate(seed: int, force: str = "", loud: float = 1.0, hostility: float = H
     loss = _loss(g, x, v_)
     loss = _aside(g, loss)
     outputs = _outputs(g, x, v_)
+    if g.hostile(0.2) or g.forced("metric"):
+        outputs += (losses.metric(g, x, v_),)
     if g.hostile(0.06) or force == "spread:ema-buffer":
         g.lines.append(Line("ema0", f"ema.mul_(0.9).add_({x}.detach().mean((0, 1)) * 0.1)"))
     return Program(tuple(g.lines), loss, outputs, sizes, _kinds(g), seed, frozenset(g.words), loud)
@@ -103,7 +105,7 @@ def _loss(g: Draw, x: str, v: str) -> str:
     v = v if g.chance(0.75) else masks.valid(g)
     few = g.forced("readout", "loss-of-sequences") or (g.chance(0.35) and not g.forced("loss"))
     loss = losses.over_sequences(g, x, v) if few else losses.over_rows(g, x, v)
-    if g.hostile(0.15):
+    if g.hostile(0.25):
         other = losses.over_rows(g, x, v) if few else losses.over_sequences(g, x, v)
         loss = g.let("loss", f"{loss} + {other} * 0.5")
     return loss

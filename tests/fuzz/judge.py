@@ -116,7 +116,7 @@ def arguments(names: Sequence[str], batch: data.Batch, program: Program) -> list
 
 def outcome(run: Run, names: Sequence[str], values: Sequence[torch.Tensor]) -> Outcome:
     """One step on fresh copies: what it returns, gradients of all leaves, buffers afterwards."""
-    fresh = [v.detach().clone().requires_grad_(v.requires_grad) for v in values]
+    fresh = [_copy(v).requires_grad_(v.requires_grad) for v in values]
     try:
         result = run(*fresh)
         results = list(result) if isinstance(result, tuple) else [result]
@@ -134,6 +134,14 @@ def outcome(run: Run, names: Sequence[str], values: Sequence[torch.Tensor]) -> O
     out |= {f"gradient of {n}": torch.empty(0) if g is None else g for n, g in gradients.items()}
     out |= {f"buffer {n}": v.detach() for n, v in zip(names, fresh, strict=True) if n in data.BUFFERS}
     return Outcome(out)
+
+
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    """Expanded as it was: graphs are compiled for strides too."""
+    own = value.detach()
+    for dim, stride in enumerate(value.stride()):
+        own = own.narrow(dim, 0, 1) if stride == 0 and value.shape[dim] > 1 else own
+    return own.clone().expand(value.shape)
 
 
 def weighted(results: Sequence[torch.Tensor]) -> torch.Tensor:

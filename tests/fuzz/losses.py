@@ -163,6 +163,15 @@ OVER_ROWS = slot(
         "byte-weights": "({l}.logsumexp(-1) * ({v}.byte() * 200 + {v}.byte() * 100)).sum()",
         "smooth": "(({x}[:, 1:] - {x}[:, :-1]).square().sum(-1) * ({v}[:, 1:] & {v}[:, :-1])).sum()",
         "pairs-of-rows": "((({x} @ {x}.mT).sigmoid()) * ({v}[:, :, None] & {v}[:, None, :])).sum()",
+        "margin-ranking": (
+            "(F.margin_ranking_loss({x} @ w, ({x} * E[neg[..., 0]]).sum(-1), y * 2 - 1, reduction='none') * {v}).sum()"
+        ),
+        "soft-margin": "(F.soft_margin_loss({x} @ w, y * 2 - 1, reduction='none') * {n}).sum()",
+        "gaussian": "(F.gaussian_nll_loss({x} @ w, y, ({x} @ gain).square() + 1, reduction='none') * {v}).sum()",
+        "poisson": "(F.poisson_nll_loss({x} @ w, y, reduction='none') * {v}).sum()",
+        "piece-and-mask": "{x}.chunk(5, 1)[-1][:, 0].tanh().sum() + {x}[{v}].square().sum()",
+        "row-and-mask": "{x}[:, N // 2].tanh().sum() + ({x} * {v}[..., None]).square().sum()",
+        "candidates": "-(({x}[:, :, None] @ E[neg].mT).squeeze(2).log_softmax(-1)[..., 0] * {v}).sum()",
         "multi-margin": (
             "(F.multi_margin_loss({l}.flatten(0, 1), tgt.flatten(), reduction='none') * {v}.flatten()).sum()"
         ),
@@ -239,6 +248,37 @@ READOUT = slot(
         ),
         "weighted": "({x} * wts[..., None]).sum(1) / wts.sum(1, keepdim=True).clamp(min=1e-3)",
         "decayed": "({x} * {v}[..., None] * 0.8 ** (N - 1 - torch.arange(N))[:, None]).sum(1)",
+        "piece": "{x}.chunk(3, 1)[-1][:, 0]",
+        "piece-each": "{x}.chunk(N, 1)[0].squeeze(1)",
+        "piece-of-sizes": "{x}.split([N - 1, 1], 1)[1][:, 0]",
+        "pieces-summed": "{x}.split([1, N - 1], 1)[1].sum(1) + {x}.tensor_split(2, 1)[0].sum(1)",
+        "piece-masked": "({x} * {v}[..., None]).chunk(2, 1)[-1].sum(1)",
+        "unbound": "{x}.unbind(1)[N // 2]",
+        "narrowed": "{x}.narrow(1, N - 1, 1)[:, 0]",
+        "selected": "{x}.select(1, N // 2)",
+        "one-column": "{x}[:, N // 2:N // 2 + 1].sum(1)",
+        "last-column-kept": "{x}[:, -1:].flatten(1)",
+        "given-pairs": "{x}[each, last]",
+        "given-flat": "{x}.flatten(0, 1)[flat]",
+        "given-flat-select": "{x}.reshape(-1, D).index_select(0, flat)",
+        "given-expanded": "{x}.gather(1, lastx).squeeze(1)",
+        "given-slots-expanded": "{x}.gather(1, idxx).sum(1)",
+        "given-slots-flat": "{x}.flatten(0, 1)[each[:, None] * N + idx].sum(1)",
+        "right-if-zero": "(({x} @ w).sigmoid()[..., None] * {x}).sum(1)",
+        "top-rows-masked": (
+            "{x}.gather(1, ({x} @ w).masked_fill(~{v}, -1e9).topk(1, 1).indices[..., None].expand(B, 1, D)).sum(1)"
+        ),
+        "top-values-masked": "{x}.masked_fill(~{v}[..., None], -1e9).topk(1, 1).values.clamp(min=-9).sum(1)",
+        "max-pool": "F.max_pool1d({x}.masked_fill(~{v}[..., None], -1e9).mT, N).squeeze(-1).clamp(min=-9)",
+        "click": (
+            "((torch.cat([{x}, {x} * F.embedding(label, E2)[:, None], {x} - F.embedding(label, E2)[:, None]], -1)"
+            " @ Win).relu() @ w).masked_fill(~{v}, 0.0).unsqueeze(1).matmul({x}).squeeze(1)"
+        ),
+        "click-softmax": (
+            "(({x} * F.embedding(label, E2)[:, None]).sum(-1).masked_fill(~{v}, -2.0**32 + 1).softmax(-1)[..., None]"
+            " * {x}).sum(1)"
+        ),
+        "minimum": "{x}.masked_fill(~{v}[..., None], 1e9).amin(1).clamp(max=9)",
     },
 )
 COMMON_READOUT = (
@@ -270,6 +310,31 @@ OVER_SEQUENCES = slot(
         "log": "({r}.sigmoid() + 1e-3).log().mean()",
     },
 )
+
+
+# What a training step reports beside its loss, from {x}, {l}, {v}, {n}.
+METRICS = slot(
+    "metric",
+    {
+        "right": "(({l}.argmax(-1) == tgt) & {v}).sum()",
+        "right-share": "(({l}.argmax(-1) == tgt) * {n}).sum() / {n}.sum().clamp(min=1)",
+        "right-each": "({l}.argmax(-1) == tgt) & {v}",
+        "hits": "(({l}.topk(2, -1).indices == tgt[..., None]).any(-1) & {v}).sum()",
+        "rank": "((({l} > {l}.gather(-1, tgt[..., None])).sum(-1) < 2) & {v}).double().sum()",
+        "best": "{l}.detach().max(-1).values.masked_select({v}).sum()",
+        "above-zero": "(({x} @ w).detach() > 0).logical_and({v}).sum(1)",
+        "loss-each": "(F.cross_entropy({l}.transpose(1, 2), tgt, reduction='none') * {v}).detach()",
+        "hits-of-last": "({l}[torch.arange(B), last].topk(2, -1).indices == label[:, None]).any(-1).double().mean()",
+        "norm": "({x} * {v}[..., None]).detach().norm()",
+    },
+)
+
+
+def metric(g: Draw, x: str, v: str) -> str:
+    text = g.word("metric", METRICS)
+    n = number(g, v) if "{n}" in text else ""
+    logits = g.let("l", f"{x} @ W") if "{l}" in text else ""
+    return g.let("metric", text.format(x=x, l=logits, v=v, n=n))
 
 
 def over_rows(g: Draw, x: str, v: str) -> str:

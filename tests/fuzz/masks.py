@@ -76,6 +76,10 @@ VALID = slot(
         "last-column": "(ids != {pad})[:, -1:] | mask",
         "narrow-expand": "(torch.arange(N) < 3).expand(B, N) & (ids != {pad})",
         "one-row-triangle": "torch.ones(1, N, dtype=torch.bool).tril(2) & (ids != {pad})",
+        "activations": "{x}.abs().sum(-1) > 0",
+        "activations-sign": "{x}.abs().sum(-1).sign().bool()",
+        "activations-any": "({x} != 0).any(-1)",
+        "activations-large": "{x}.detach()[..., 0] > 0",
     },
 )
 COMMON_VALID = ("ne", "ne", "gt", "not-eq", "less-than-lens", "bool", "float-bool", "int-one", "left-shift", "byte")
@@ -84,7 +88,7 @@ COMMON_VALID = ("ne", "ne", "gt", "not-eq", "less-than-lens", "bool", "float-boo
 def valid(g: Draw) -> str:
     """A fresh (B, N) mask."""
     usual = COMMON_VALID if g.sizes.pad == 0 else tuple(v for v in COMMON_VALID if v != "gt")
-    return g.let("m", g.word("valid", VALID, usual, 0.6).format(pad=g.sizes.pad))
+    return g.let("m", g.word("valid", VALID, usual, 0.6).format(pad=g.sizes.pad, x=g.latest("x")))
 
 
 # A bool mask as numbers: 1 where true.
@@ -183,6 +187,10 @@ SEEN = slot(
         "cat-of-parts": "torch.cat([torch.ones(N, 1, dtype=torch.bool), {tri}[:, 1:]], 1) & {v}[{k}]",
         "trif-finite": "torch.isfinite({trif}) & {v}[{k}]",
         "int-triangle": "({tri}.long() * {v}.long()[{k}]).bool()",
+        "activations": "({x}.abs().sum(-1) != 0)[{k}]",
+        "activations-both": "({x}.abs().sum(-1).sign()[{k}] * {x}.abs().sum(-1).sign()[{q}]).bool()",
+        "segments": "(({v}.cumsum(1) // 2)[{q}] == ({v}.cumsum(1) // 2)[{k}]) & {v}[{k}]",
+        "given-positions": "((pos[{q}] - pos[{k}]).abs() <= 2) & {v}[{k}]",
     },
 )
 COMMON_SEEN = ("keys", "keys", "causal", "causal-keys", "causal-keys", "both-sides", "ones-tril-keys", "arange")
@@ -204,7 +212,7 @@ def places(g: Draw, v: str, heads: bool) -> dict[str, str]:
         "v": v, "q": ":, None, :, None" if heads else ":, :, None", "k": ":, None, None, :" if heads else ":, None, :",
         "tri": outer(g.columns("tri", 2)), "trif": outer(g.columns("trif", 2)), "pairs": f"pairs{wide}",
         "pairsf": f"pairsf{wide}", "b": ":, None, None, None" if heads else ":, None, None",
-        "full": "B, 1, N, N" if heads else "B, N, N",
+        "full": "B, 1, N, N" if heads else "B, N, N", "x": g.latest("x"),
     }  # fmt: skip
 
 

@@ -159,6 +159,50 @@ ROWWISE = slot(
         "weights": "{x} * wts[..., None]",
         "baddbmm": "torch.baddbmm({x}, {x}, Q.expand(B, D, D), beta=0.5, alpha=2)",
         "addmm": "torch.addmm(off, {x}.flatten(0, 1), Q, beta=0.5, alpha=2.0).view(B, N, D)",
+        "write-by-list": "torch.ops.aten.index_put({x}, [None, None, torch.tensor([0, -1])], {x}[..., [-1, 0]])",
+        "write-slice": "{x}.slice_scatter({x}[..., :1] * 2, -1, D - 1, D)",
+        "write-copy": "{x}.index_copy(-1, torch.tensor([0]), {x}[..., -1:])",
+        "write-add": "{x}.index_add(-1, torch.arange(D), {x}, alpha=0.5)",
+        "write-fill": "{x}.index_fill(-1, torch.tensor([0]), 0.5)",
+        "write-ones": "{x}.select_scatter(torch.ones(B, N), 2, -1)",
+        "write-reduce": "{x}.scatter_reduce(-1, (ids % D)[..., None].expand(B, N, D), {x}.tanh(), 'amax')",
+        "pick-negative-list": "{x}[..., [-1, *range(D - 1)]]",
+        "pick-negative-head": "{x} + {x}.unflatten(-1, (D, 1))[..., [-1], :].squeeze(-2)",
+        "convolution-of-features": (
+            "F.conv1d({x}.flatten(0, 1)[:, None], torch.stack([temp, one, temp])[None, None], padding=1)"
+            "[:, 0].view(B, N, D)"
+        ),
+        "kth-feature": "{x} - {x}.kthvalue(1, -1, keepdim=True).values",
+        "mode-feature": "{x} * {x}.detach().round().mode(-1, keepdim=True).values",
+        "min-feature": "{x} - {x}.min(-1, keepdim=True)[0]",
+        "cummax-features": "{x}.cummax(-1)[0] + {x}.cummin(-1).values",
+        "cumprod-features": "(1 + {x}.tanh() * 0.5).cumprod(-1)",
+        "logcumsumexp-features": "{x}.logcumsumexp(-1)",
+        "argsort-features": "{x} * {x}.argsort(-1, descending=True)",
+        "diff-features": "{x} + {x}.diff(dim=-1, prepend={x}[..., :1])",
+        "buckets": "{x} * torch.bucketize({x}.detach(), torch.tensor([-0.5, 0.0, 0.5]), right=True)",
+        "is-in": "{x} * torch.isin(ids, shared)[..., None]",
+        "outer-product": "({x}[..., None] @ {x}[..., None, :]).sum(-1)",
+        "heads-product": "({x}.view(B, N, -1, 1) @ ({x} @ Q).view(B, N, 1, -1)).mean(-1)",
+        "candidates": "{x} + ((E[neg] @ {x}[..., None]).softmax(2) * E[neg]).sum(2)",
+        "candidates-left": "{x} + (({x}[:, :, None] @ E[neg].mT).sigmoid() @ E[neg]).squeeze(2)",
+        "candidates-shared": "{x} + ({x} @ E[shared].T).softmax(-1) @ E[shared]",
+        "candidates-broadcast": "{x} + ({x}[:, :, None] * E[shared]).sum(-1).sigmoid() @ E[shared]",
+        "candidate-of-sequence": "{x} * F.embedding(label, E2)[:, None]",
+        "candidate-beside": (
+            "torch.cat([{x}, F.embedding(label, E2)[:, None].expand(B, N, D), {x} * F.embedding(label, E2)[:, None]],"
+            " -1) @ Win"
+        ),
+        "candidate-product": "{x} + torch.matmul({x}[:, :, None], F.embedding(label, E2)[:, None, :, None])[..., 0]",
+        "experts-one-hot": (
+            "torch.einsum('bne,bned->bnd', torch.zeros(B, N, 2).scatter(-1, ({x} @ W[:, :2]).topk(1, -1).indices, 1.0),"
+            " torch.stack([{x} @ Q, {x} @ O], 2))"
+        ),
+        "expert-rows": (
+            "torch.zeros(B * N, D).index_add(0, ({x} @ w > 0).flatten().nonzero().squeeze(1),"
+            " {x}[{x} @ w > 0] @ Q).view(B, N, D) + {x}"
+        ),
+        "alive": "({x} @ Q) * {x}.abs().sum(-1, keepdim=True).sign()",
     },
 )
 COMMON_ROWWISE = (
@@ -249,6 +293,18 @@ MOVE = slot(
             "F.conv1d({x}.mT, torch.stack([Q, O, Kw], -1), padding=1).mT.relu() * {v}[..., None] + {x}"
         ),
         "max-pool": "F.max_pool1d(F.pad({x}.mT, (1, 0)), 2, 1).mT",
+        "split-ones": "torch.cat([*{x}.split(1, 1)][::-1], 1)",
+        "split-sizes": "torch.cat({x}.split([N - 1, 1], 1)[::-1], 1)",
+        "chunks": "torch.cat({x}.chunk(3, 1)[::-1], 1)",
+        "chunk-each": "torch.cat({x}.chunk(N, 1)[1:] + {x}.chunk(N, 1)[:1], 1)",
+        "select-each": "torch.stack([{x}.select(1, i) for i in range(N)][::-1], 1)",
+        "permutation-undone": "{x}[:, perm.argsort()]",
+        "permutation-inverted": "{x}[:, torch.zeros(N, dtype=torch.long).index_put((perm,), torch.arange(N))]",
+        "unfold": "F.pad({x}, (0, 0, 1, 0)).unfold(1, 2, 1).sum(-1)",
+        "columns": "F.unfold({x}.mT[..., None], (3, 1), padding=(1, 0)).view(B, D, 3, N).sum(2).mT",
+        "convolution-strided": "F.conv1d({x}.mT, Q[..., None], stride=2).mT.repeat_interleave(2, 1)[:, :N]",
+        "rows-written": "{x}.slice_scatter({x}[:, :1] * 2, 1, N - 1, N)",
+        "row-written": "{x}.select_scatter({x}[:, 0] * 0.5, 1, -1)",
     },
 )
 
@@ -332,6 +388,38 @@ SPREAD = slot(
             "torch.rnn_tanh({x}.flip(1), torch.zeros(1, B, D), [Q, O, off, gain], True, 1, 0.0, False, False, "
             "True)[0].flip(1)"
         ),
+        "lstm": (
+            "torch.lstm({x}, [torch.zeros(1, B, D)] * 2, [torch.cat([Win, Q]), torch.cat([Win, O])], False, 1, 0.0,"
+            " False, False, True)[0]"
+        ),
+        "lstm-zeroed": (
+            "torch.lstm({x} * {v}[..., None], [torch.zeros(1, B, D)] * 2, [torch.cat([Win, Q]), torch.cat([Win, O])],"
+            " False, 1, 0.0, False, False, True)[0] * {v}[..., None]"
+        ),
+        "right-if-zero": "{x} + (({x} @ w).sigmoid()[..., None] * {x}).sum(1, keepdim=True)",
+        "right-if-zero-weights": "{x} + (wts[..., None] * {x}).sum(1, keepdim=True)",
+        "weights-by-time": (
+            "{x} + (torch.exp(-(times[:, :, None] - times[:, None, :]).abs() / 30.0) * {v}[:, None]) @ {x} * 0.1"
+        ),
+        "weights-by-distance": (
+            "{x} + (rel[torch.arange(N)[:, None] - torch.arange(N) + N - 1].tril() * {v}[:, None]) @ {x} * 0.2"
+        ),
+        "weights-in-channels": (
+            "torch.einsum('bnm,bmhd->bnhd', {A} * {v}[:, None], {x}.unflatten(-1, (D, 1))).flatten(2) + {x}"
+        ),
+        "triangle-of-weights": "{x} + {A}.tril() @ ({x} * {v}[..., None]) * 0.2",
+        "piece": "{x} + {x}.chunk(3, 1)[-1][:, :1]",
+        "piece-of-sizes": "{x} + {x}.split([1, N - 1], 1)[0]",
+        "middle-row": "{x} * {x}[:, N // 2:N // 2 + 1].tanh()",
+        "unbound-row": "{x} + {x}.unbind(1)[-1][:, None]",
+        "selected-row": "{x} + {x}.select(1, N // 2)[:, None]",
+        "narrowed-row": "{x} + {x}.narrow(1, N - 1, 1)",
+        "min": "{x} + {x}.masked_fill(~{v}[..., None], 1e9).amin(1, keepdim=True).clamp(max=9)",
+        "top-rows": (
+            "{x} + {x}.gather(1, ({x} @ w).masked_fill(~{v}, -1e9).topk(1, 1).indices[..., None].expand(B, 1, D))"
+        ),
+        "whole-pool": "{x} + F.adaptive_max_pool1d({x}.mT, 1).mT",
+        "second-softmax": "{x} * ({x} @ w).masked_fill(~{v}, -1e9).log_softmax(1).exp()[..., None]",
         "pool-weights": "{x} + (({x} @ w).masked_fill(~{v}, -1e9).softmax(1).unsqueeze(-1) * {x}).sum(1, keepdim=True)",
     },
 )
