@@ -246,6 +246,8 @@ OF_COLUMNS = {  # dims that are columns
 }  # fmt: skip
 OF_SEQUENCES = {n: (0,) for n in BATCH if n not in ("perm", "shared")}
 WITH_GRADIENT = ("feats",)  # inputs that require a gradient themselves
+TABLES = ("E", "E2")
+LOUD = (*TABLES, "feats", "raw", "P")  # what scores are made of
 
 
 # --- parameters and buffers ------------------------------------------------------------------------------
@@ -274,4 +276,4 @@ def fixed(name: str, sizes: Sizes, seed: int, loud: float = 1.0) -> torch.Tensor
     value = torch.randn(PARAMETERS[name](sizes), generator=g, dtype=torch.float64) * 0.7
     if name == "temp":
         value = value.abs() + 0.5
-    return value * (loud if name in ("E", "E2") else 1.0)
+    return value * (loud if name in TABLES else 1.0)

@@ -3,7 +3,8 @@
 Each is tried, not read off the program. *Rounding*: eager itself moves as much when the last bit of every intermediate
 result is shaken. *Not a number on rows nobody reads* (assumption D of docs/soundness.md): eager gives what turbogr
 gives once nothing comes of a product with zero; or also once every NaN is replaced by a number, whichever number.
-*Large scores* (assumption A): a product that goes into a softmax leaves ±4096 in eager.
+*Large scores* (assumption A): a product that goes into a softmax leaves ±4096 in eager, and the same compiled graph
+gives what eager gives once embeddings and features are scaled down so that none does.
 """
 
 from __future__ import annotations

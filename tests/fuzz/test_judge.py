@@ -79,6 +79,27 @@ def test_zero_times_infinity_is_told_from_a_fault():
     assert verdict.status == "assumed" and "eager alone" in verdict.notes[0]
 
 
+LARGE = "(F.embedding(ids, E) @ F.embedding(ids, E).mT * 1e6 + (ids == 0)[:, None] * -1e9).softmax(-1)"
+
+
+@pytest.mark.parametrize("what", ["a mask", "a fault"])
+def test_large_scores_are_told_from_a_fault(what):
+    """A finite mask does not hide scores of 1e6 and more: what is wrong for small ones too is not excused by them."""
+    program = SUM.with_lines([*SUM.lines[:2], Line("p0", LARGE), Line("loss0", "(p0 @ x0 * m0[..., None]).sum()")])
+    program = replace(program, loud=1e3)
+    fault = 0.0 if what == "a mask" else 1e-3
+    removed = [replace(line, text=line.text.replace("-1e9", "-1e300")) for line in program.lines]
+
+    def compiled(*values):
+        return program.with_lines(removed).function()(*values) * (1 + fault)
+
+    with quiet():
+        step = (program.function(), program.arguments, inputs(program, 0))
+        wanted, got = outcome(*step), outcome(compiled, *step[1:])
+        verdict = explained(compare(wanted, got, 1e-9), step, wanted, got, 1e-9, compiled)
+    assert verdict[0] == ("assumed" if what == "a mask" else "different"), verdict
+
+
 def test_rounding_that_the_program_magnifies_is_told_from_a_fault():
     swallowed = Line("x0", "F.embedding(ids, E) + 1e9 - 1e9")
     program = SUM.with_lines([swallowed, SUM.lines[1], Line("loss0", "((x0 @ W).square() * m0[..., None]).sum()")])
@@ -87,7 +108,7 @@ def test_rounding_that_the_program_magnifies_is_told_from_a_fault():
         wanted = outcome(*step)
         for off, verdict in ((1e-7, "rounding"), (1e-3, "different")):
             got = Outcome({n: v * (1 + off) for n, v in wanted.values.items()})
-            assert explained(compare(wanted, got, 1e-9), step, wanted, got, 1e-9)[0] == verdict
+            assert explained(compare(wanted, got, 1e-9), step, wanted, got, 1e-9, step[0])[0] == verdict
 
 
 def test_an_open_size_that_tracing_closed_is_compiled_anew():
@@ -138,4 +159,4 @@ def test_nan_where_it_matters_is_a_fault():
         step = (program.function(), program.arguments, inputs(program, 0))
         wanted = outcome(*step)
         got = Outcome({n: v.nan_to_num(0.25) for n, v in wanted.values.items()})
-        assert explained(compare(wanted, got, 1e-9), step, wanted, got, 1e-9)[0] == "nan"
+        assert explained(compare(wanted, got, 1e-9), step, wanted, got, 1e-9, step[0])[0] == "nan"
