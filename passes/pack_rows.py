@@ -143,10 +143,12 @@ class PackRows(Pass):
                 return emitter
             except RuleFailed as failure:
                 at = failure.node
-                if at in barriers or len(barriers) >= MOST_BARRIERS:
+                more = {at, *(n for n in at.all_input_nodes if op(at) == "getitem")} - barriers
+                more = more or set(at.all_input_nodes) - barriers  # it cannot be given what it reads either
+                if not more or len(barriers) >= MOST_BARRIERS:
                     raise
                 _restore(graph, before)
-                barriers |= {at, *(n for n in at.all_input_nodes if op(at) == "getitem")}
+                barriers |= more
                 if failure.counts_rows:
                     text = f"{op(at)} stays padded: torch cannot describe it for rows that only the batch counts"
                     ctx.missed("rows-uncounted", text, at)

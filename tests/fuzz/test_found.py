@@ -60,6 +60,18 @@ KEPT_PASSES = {
         {"B": 1},
     ),
     "a slice up to a size": ("x = F.embedding(ids, E)[:, :ids.shape[1] - 1] @ Q\nloss = x.sum()", {"open": True}),
+    "a step as large as a size": (
+        "x = F.embedding(ids, E)\nloss = F.cross_entropy(x[:, 1::N][:, 0] @ W, label) + x[ids != 0].sum()",
+        {"open": True},
+    ),
+    "columns taken off at both ends": (
+        "x = F.embedding(ids, E)\nloss = F.pad(x, (0, 0, -2, -(N - 3))).square().sum() + x[ids != 0].sum()",
+        {"open": True},
+    ),
+    "a size that is a quotient": (
+        "x = F.embedding(ids, E) * (ids != 0)[..., None]\np = x.flatten(0, 1)[2::N][:, None]\nloss = (p * x).sum()",
+        {"open": True},
+    ),
     "a product that broadcasts its bias": (
         "x = (F.embedding(ids, E) @ Q) * (ids != 0)[..., None]\n"
         "loss = torch.baddbmm(torch.zeros(1, 1, 1), x, x.mT).tanh().sum()",

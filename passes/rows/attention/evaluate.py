@@ -165,6 +165,8 @@ class Evaluator:
         known = self.sizes.always(formula)
         if known is not None:
             return one(yes if known else no)
+        if not formula.coefs:
+            raise Unknown("it depends on a size that is open")
         coefs, least = formula.coefs, -formula.const
         if all(isinstance(c, int) for _, c in coefs) and isinstance(least, int):
             step = math.gcd(*(int(c) for _, c in coefs))

@@ -142,7 +142,9 @@ def resized(m: Moves, n: fx.Node) -> Move | None:
         return Move(out, ((x, Moved(out, into, -size(before))),), float(fill)) if _plain(before) else None
     start = _slice_start(n, length)
     step = arg(n, "step", 1) or 1
-    return Move(out, ((x, Moved(out, into, start, step)),)) if start is not None else None
+    if start is None or not isinstance(step, int):
+        return None
+    return Move(out, ((x, Moved(out, into, start, step)),))
 
 
 def _changed(n: fx.Node) -> list[int]:
