@@ -243,7 +243,8 @@ def explained(
         outcome(*step)
     if seen.largest > LARGEST_SCORE and _same_when_quiet(step, compiled, tolerance):
         return "assumed", f"a product of {seen.largest:.0e}, assumption A; {found[1]}", 0.0
-    if not all(_finite(x) for x in step[2] if x.is_floating_point()):  # inputs are checked to be finite
+    batch = [x for n, x in zip(*step[1:], strict=True) if n in data.BATCH and x.is_floating_point()]
+    if not all(map(_finite, batch)):  # which is checked
         return found
     if _without_nan(None, step, expected, actual, tolerance):
         return "assumed", f"zero times infinity, assumption D; {found[1]}", 0.0
