@@ -51,16 +51,20 @@ class Values(Inputs):
         args, kwargs = fx.map_arg((args, kwargs), lambda x: x if x in new else self.dense(x))
         return self.call(n.target, *args, **kwargs)
 
-    def flat_rows(self, node: fx.Node, axes: Sequence[int]) -> fx.Node:
-        """A padded value as (all rows over the axes, kept dims)."""
+    def flat_rows(self, node: fx.Node, axes: Sequence[int], padded: fx.Node | None = None) -> fx.Node:
+        """A padded value, or another with its dims, as (all rows over the axes, kept dims)."""
         flat = self.typing.flat(node)
         rest = [a for a in flat if a not in axes]
-        x = self.dense(node)
+        x = self.dense(node) if padded is None else padded
         order = [a for a in axes if a in flat] + rest
         if flat != order:
             x = self.reshape(x, [self.typing.axes.size(a) for a in flat])
             x = self.call(aten.permute.default, x, [flat.index(a) for a in order])
         return self.reshape(x, [-1, *self.kept_sizes(node, axes)])
+
+    def rows_of(self, padded: fx.Node, like: fx.Node, chosen: RowSet) -> fx.Node:
+        """Rows of a set out of a padded value that has the dims of another."""
+        return self.call(GATHER, self.flat_rows(like, chosen.space.axes, padded), self.rows(chosen))
 
     def packed(self, node: fx.Node, chosen: RowSet) -> fx.Node:
         """The value on the rows of a set."""

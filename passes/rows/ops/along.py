@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
-from ..calls import Size, arg, dim_of, op, rank_of, shape, size, tensors
+from ..calls import Size, arg, dim_of, op, operand, rank_of, shape, size, tensors
 from ..declaration import row_op
+from ..spans import Prefix
 from .packing import first_name, first_packed, same_dims
 
 if TYPE_CHECKING:
     from ..axes import Dims, Typing
     from ..emit import Emitter
+    from ..moves import Moves
     from ..program import RowSet
     from ..rowwise import Rowwise
     from ..spaces import Space
+    from ..spans import Span
 
 
 def over_rows(r: Rowwise, n: fx.Node, s: Space) -> str | None:
@@ -58,6 +62,25 @@ def _first_shape(n: fx.Node) -> list[Size]:
     """Of the result, or of the first of several."""
     value = n.meta["val"]
     return [size(s) for s in (value if isinstance(value, torch.Tensor) else value[0]).shape]
+
+
+def _up_to_each_row(m: Moves, n: fx.Node, space: Space) -> Span | None:
+    x = operand(n)
+    if n not in m.meanings.tainted or m.space_of(x) != space:
+        return None  # counting valid rows costs nothing
+    return Prefix(space, x) if tuple(m.typing.atoms(x)[dim_of(n)]) == space.column else None
+
+
+def _running(e: Emitter, n: fx.Node, chosen: RowSet) -> Any:
+    """Along columns as eager does, in the same order: no row looks at those behind it, which are not there."""
+    x = operand(n)
+    if not set(e.typing.atoms(x)[dim_of(n)]) & set(chosen.space.axes):
+        return packed(e, n, chosen)
+    whole = e.again(n, self=e.dense(x))
+    several = not isinstance(n.meta["val"], torch.Tensor)
+    parts = [e.call(operator.getitem, whole, i) for i in range(2)] if several else [whole]
+    rows = [e.rows_of(part, x, chosen) for part in parts]
+    return rows if several else rows[0]
 
 
 def _windows(t: Typing, n: fx.Node) -> Dims:
@@ -106,8 +129,9 @@ def _similarity_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
 ALONG: dict[str, Any] = {"mixes": over_rows, "packed": packed}
 row_op("softmax", "log_softmax", "_softmax", "_safe_softmax",
        models=("self", "dim", "dtype", "half_to_float"), axes=same_dims, **ALONG)  # fmt: skip
-row_op("cumsum", "cumprod", "logcumsumexp", models=("self", "dim", "dtype"), axes=same_dims, **ALONG)
-row_op("cummax", "cummin", models=("self", "dim"), axes=_both_same, **ALONG)
+RUNNING: dict[str, Any] = {"mixes": over_rows, "spans": _up_to_each_row, "packed": _running}
+row_op("cumsum", "cumprod", "logcumsumexp", models=("self", "dim", "dtype"), axes=same_dims, **RUNNING)
+row_op("cummax", "cummin", models=("self", "dim"), axes=_both_same, **RUNNING)
 row_op("max.dim", "min.dim", "median.dim", "nanmedian.dim", "mode", "kthvalue",
        models=("self", "k", "dim", "keepdim"), axes=_reduced, **ALONG)  # fmt: skip
 row_op("sort", "topk", models=("self", "k", "dim", "descending", "stable", "largest", "sorted"),

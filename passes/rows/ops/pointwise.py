@@ -12,7 +12,7 @@ from .... import _torch
 from ....graph.nodes import tensor
 from ..calls import COPIES, VIEWS, arg, is_tensor, op, rank_of, tensors, value_of
 from ..declaration import EVERY, Declaration, row_family, row_op
-from ..meaning import Holds
+from ..hiding import shown
 from ..zeros import NOWHERE_KNOWN
 from .packing import first_packed
 
@@ -129,20 +129,12 @@ def _first_zero(z: Zeros, n: fx.Node) -> Support:
 
 def _filled(z: Zeros, n: fx.Node) -> Support:
     """where(mask, x, 0), masked_fill(x, mask, 0)."""
-    if op(n) == "where":
-        mask, value, other = n.args[:3]
-        wanted = True
-        if z.meanings.constant(value) == 0:
-            value, other, wanted = other, value, False
-    else:
-        value, mask, other = n.args[:3]
-        wanted = False
-    if z.meanings.constant(other) != 0:
+    (value, other), choices = (n.args[1:3] if op(n) == "where" else (n.args[0], n.args[2])), shown(n, z.meanings)
+    if op(n) == "where" and z.meanings.constant(value) == 0:
+        value, other, choices = other, value, choices[::-1]
+    if z.meanings.constant(other) != 0 or not choices:
         return NOWHERE_KNOWN
-    two = z.meanings.two(mask)
-    kept = two.with_yes(lambda yes, no: bool(yes) is wanted and bool(no) is not wanted) if two is not None else None
-    held = {k.predicate for k in kept.literals if isinstance(k, Holds)} if kept is not None else set()
-    return z.support(value) | held
+    return z.support(value) | choices[0][1]
 
 
 _NEVER_NEGATIVE = {"linalg_norm", "linalg_vector_norm", "norm", "abs", "square", "relu", "exp", "sigmoid", "sqrt"}

@@ -238,3 +238,90 @@ def test_under_autocast_the_graph_runs_as_it_is():
         found = turbogr_compile.compile(model, target="eager")(*BATCHES[0])
         torch.testing.assert_close(found, model(*BATCHES[0]))
     assert "this graph runs unmodified: a recurrent layer under autocast" in report
+
+
+class Along(nn.Module):
+    """A linear layer, and an op along its rows."""
+
+    def __init__(self, op):
+        super().__init__()
+        self.line, self.op = nn.Linear(SIZE, SIZE), op
+
+    def forward(self, x):
+        return self.op(self.line(x))
+
+
+RUNNING = {
+    "cumsum": lambda x: x.cumsum(1),
+    "mean so far": lambda x: x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None],
+    "cumprod": lambda x: x.cumprod(1),
+    "cummax": lambda x: x.cummax(1).values,
+    "where the minimum was": lambda x: x.cummin(1).indices + x,
+    "columns last": lambda x: x.transpose(1, 2).logcumsumexp(-1).transpose(1, 2),
+    "rows first": lambda x: x.transpose(0, 1).cumsum(0).transpose(0, 1),
+    "in another type": lambda x: x.cumsum(1, dtype=torch.float32).double(),
+}
+
+
+@pytest.mark.parametrize("readout", [at_last, at_every], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("op", RUNNING)
+def test_a_running_op_needs_the_rows_up_to_those_that_count(op, readout):
+    share, told = compared(Model(Along(RUNNING[op]), readout))
+    assert share < 0.4 and told.packed and not told.missed, (share, told.missed)
+
+
+def test_a_sum_from_the_end_reads_pads():
+    model = Model(Along(lambda x: x.flip(1).cumsum(1).flip(1)), at_every)
+    share, _ = compared(model)
+    assert share > 0.4  # the product with every item is packed, the line is not
+
+
+# --- rows that a choice hides --------------------------------------------------------------------------
+
+
+class Hiding(nn.Module):
+    """What pads hold is replaced, and then every row is read."""
+
+    def __init__(self, op, pool):
+        super().__init__()
+        torch.manual_seed(0)
+        self.items, self.line, self.out = nn.Embedding(ITEMS, SIZE), nn.Linear(SIZE, SIZE), nn.Linear(SIZE, ITEMS)
+        self.op, self.pool = op, pool
+        self.double()
+
+    def forward(self, ids, lengths, label, targets):
+        x = self.op(self.line(self.items(ids)), (ids == 0)[..., None])
+        return F.cross_entropy(self.out(self.pool(x)), label)
+
+
+FILLED = {
+    "masked_fill": lambda x, pad: x.masked_fill(pad, -1e9),
+    "minus infinity": lambda x, pad: x.masked_fill(pad, float("-inf")),
+    "a number that may be the largest": lambda x, pad: x.masked_fill(pad, 0.1),
+    "where": lambda x, pad: torch.where(~pad, x, torch.tensor(-3.0, dtype=x.dtype)),
+    "where not": lambda x, pad: torch.where(pad, -3.0, x),
+    "from a table": lambda x, pad: torch.where(pad, torch.linspace(0, 1, x.shape[1], dtype=x.dtype)[:, None], x),
+}
+POOLS = {
+    "max": lambda x: x.max(1).values,
+    "amax": lambda x: x.amax(1).clamp(min=-5),
+    "ordered": lambda x: x.sort(1).values[:, -2:].clamp(min=-5).mean(1),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "median": lambda x: x.nan_to_num(neginf=-9).median(1).values,
+}
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("fill", FILLED)
+def test_rows_that_are_replaced_are_not_computed(fill, pool):
+    share, told = compared(Hiding(FILLED[fill], POOLS[pool]))
+    assert share < 0.45 and told.packed and not told.missed, (share, told.missed)
+
+
+@pytest.mark.parametrize("shows", ["half of the features", "pads instead"])
+def test_rows_that_are_shown_are_computed(shows):
+    """The mask is about features, or hides the rows that count."""
+    half = torch.arange(SIZE) < SIZE // 2
+    hides = {"half of the features": lambda pad: pad & half, "pads instead": lambda pad: ~pad}[shows]
+    share, _ = compared(Hiding(lambda x, pad: x.masked_fill(hides(pad), -1.0), POOLS["max"]))
+    assert share > 0.75
