@@ -163,6 +163,9 @@ OVER_ROWS = slot(
         "byte-weights": "({l}.logsumexp(-1) * ({v}.byte() * 200 + {v}.byte() * 100)).sum()",
         "smooth": "(({x}[:, 1:] - {x}[:, :-1]).square().sum(-1) * ({v}[:, 1:] & {v}[:, :-1])).sum()",
         "pairs-of-rows": "((({x} @ {x}.mT).sigmoid()) * ({v}[:, :, None] & {v}[:, None, :])).sum()",
+        "l1": "(F.l1_loss({x}, F.embedding(tgt, E2), reduction='none').mean(-1) * {n}).sum()",
+        "huber-delta": "(F.huber_loss({x} @ w, y, reduction='none', delta=0.3) * {v}).sum()",
+        "nll-turned": "F.nll_loss({l}.log_softmax(-1).mT, lab)",
         "margin-ranking": (
             "(F.margin_ranking_loss({x} @ w, ({x} * E[neg[..., 0]]).sum(-1), y * 2 - 1, reduction='none') * {v}).sum()"
         ),

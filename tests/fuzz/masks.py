@@ -189,6 +189,8 @@ SEEN = slot(
         "int-triangle": "({tri}.long() * {v}.long()[{k}]).bool()",
         "activations": "({x}.abs().sum(-1) != 0)[{k}]",
         "activations-both": "({x}.abs().sum(-1).sign()[{k}] * {x}.abs().sum(-1).sign()[{q}]).bool()",
+        "either": "torch.logical_or({tri}, {v}[{k}])",
+        "diagonal-set": "torch.zeros(N, N).diagonal_scatter(torch.ones(N)).bool() | {v}[{k}]",
         "segments": "(({v}.cumsum(1) // 2)[{q}] == ({v}.cumsum(1) // 2)[{k}]) & {v}[{k}]",
         "given-positions": "((pos[{q}] - pos[{k}]).abs() <= 2) & {v}[{k}]",
     },
@@ -309,6 +311,14 @@ HIDE = slot(
         "by-lens": "{s}.masked_fill(torch.arange(N) >= lens.clamp(min=1)[{lens}], {c})",
         "batch-bias": "{s} + (pairsf{wide} - 1) * 1e9",
         "buffer-add": "{s} + {trif}",
+        "new-zeros": "{s} + {s}.new_zeros({s}.shape).masked_fill(~{a}, {c})",
+        "ones-like": "{s} + torch.ones_like({s}).masked_fill({a}, 0.0) * {small}",
+        "new-full": "torch.where({a}, {s}, {s}.new_full((), {c}))",
+        "scalar-tensor": "torch.where({a}, {s}, torch.scalar_tensor({c}, dtype=torch.float64))",
+        "diagonal-kept": (
+            "{s}.masked_fill(~{a}, {c}).diagonal_scatter({s}.diagonal(dim1=-2, dim2=-1), dim1=-2, dim2=-1)"
+        ),
+        "clamped-above": "{s}.masked_fill(~{a}, {c}).clamp_max(3.0)",
         "both-adds": "{s} + {trif} + (~{a}).double() * {small}",
     },
 )

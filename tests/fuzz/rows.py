@@ -203,6 +203,20 @@ ROWWISE = slot(
             " {x}[{x} @ w > 0] @ Q).view(B, N, D) + {x}"
         ),
         "alive": "({x} @ Q) * {x}.abs().sum(-1, keepdim=True).sign()",
+        "rotary-complex": (
+            "torch.view_as_real(torch.view_as_complex(torch.stack([{x}, {x} @ Q], -1)) * torch.polar(torch.ones(N, 1),"
+            " torch.arange(N).double()[:, None]))[..., 0]"
+        ),
+        "fourier": "torch.fft.fft({x}, dim=-1).real",
+        "argmin-features": "{x} * F.one_hot({x}.argmin(-1), D)",
+        "count-features": "{x} * torch.count_nonzero({x} > 0, dim=-1)[..., None]",
+        "nansum-features": "{x} + {x}.nansum(-1, keepdim=True)",
+        "nanmedian-features": "{x} - {x}.nanmedian(-1, keepdim=True).values",
+        "extremes": "{x} - torch.aminmax({x}, dim=-1, keepdim=True).min",
+        "standardised": "({x} - torch.std_mean({x}, -1, keepdim=True)[1]) / (1 + {x}.std(-1, False, True))",
+        "variance-and-mean": "{x} * torch.var_mean({x}, -1, unbiased=False, keepdim=True)[0] + 1",
+        "on-a-diagonal": "torch.diag_embed({x}).sum(-1)",
+        "repeated-edge": "F.pad({x}, (1, 0), mode='replicate')[..., :-1]",
     },
 )
 COMMON_ROWWISE = (
@@ -305,6 +319,11 @@ MOVE = slot(
         "convolution-strided": "F.conv1d({x}.mT, Q[..., None], stride=2).mT.repeat_interleave(2, 1)[:, :N]",
         "rows-written": "{x}.slice_scatter({x}[:, :1] * 2, 1, N - 1, N)",
         "row-written": "{x}.select_scatter({x}[:, 0] * 0.5, 1, -1)",
+        "half-turn": "{x}.rot90(2, (1, 2))",
+        "moved-dims": "{x}.movedim(1, 0).flip(0).movedim(0, 1)",
+        "repeated-edge-row": "F.pad({x}.mT, (1, 0), mode='replicate').mT[:, :-1]",
+        "reflected-rows": "F.pad({x}.mT, (1, 1), mode='reflect').mT[:, :N] if N > 2 else {x}",
+        "circular-rows": "F.pad({x}.mT, (1, 0), mode='circular').mT[:, :-1]",
     },
 )
 
@@ -419,6 +438,10 @@ SPREAD = slot(
             "{x} + {x}.gather(1, ({x} @ w).masked_fill(~{v}, -1e9).topk(1, 1).indices[..., None].expand(B, 1, D))"
         ),
         "whole-pool": "{x} + F.adaptive_max_pool1d({x}.mT, 1).mT",
+        "fourier-of-rows": "torch.fft.fft({x} * {v}[..., None], dim=1).real",
+        "instance-norm": "F.instance_norm({x}.mT).mT if N > 1 else {x}",
+        "norm-of-rows": "F.normalize({x} * {v}[..., None], dim=1)",
+        "nansum": "{x} + ({x} * {v}[..., None]).nansum(1, keepdim=True) * 0.1",
         "second-softmax": "{x} * ({x} @ w).masked_fill(~{v}, -1e9).log_softmax(1).exp()[..., None]",
         "pool-weights": "{x} + (({x} @ w).masked_fill(~{v}, -1e9).softmax(1).unsqueeze(-1) * {x}).sum(1, keepdim=True)",
     },
