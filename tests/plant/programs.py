@@ -19,14 +19,13 @@ import torch
 from torch import fx
 
 import turbogr_compile
-from tests.fuzz import data
 from tests.fuzz.fast import Watch, one_node
-from tests.fuzz.judge import Outcome, compare, inputs, outcome, tolerance_of
+from tests.fuzz.judge import Outcome, compare, inputs, open_dims, outcome, tolerance_of
 from tests.fuzz.program import Program
 from tests.fuzz.work import Work
 from turbogr_compile import _torch
 from turbogr_compile.backend import Compilation
-from turbogr_compile.capture.dynamo import capture
+from turbogr_compile.capture.dynamo import CannotCapture, capture
 from turbogr_compile.graph import metadata
 from turbogr_compile.graph.phases import Phase, Role
 from turbogr_compile.passes.pack_rows import PackRows
@@ -70,10 +69,13 @@ class Prepared:
         watch = Watch()
         options = {"target": "eager", "verify": "off", "pipeline": BEFORE, "instruments": (watch,)}
         self.compilation = Compilation(turbogr_compile.Options.read(options), "plant")
-        opened = {n: d for n, d in data.OF_COLUMNS.items() if n in self.names} if program.sizes.open else {}
-        module, fakes = one_node(fn, self.names, self.batches[0], opened)
+        module, fakes = one_node(fn, self.names, self.batches[0], open_dims(program))
         self.compilation.examples = _torch.real_inputs(module)
-        self.module: fx.GraphModule = capture(module, fakes).module
+        try:
+            self.module: fx.GraphModule = capture(module, fakes).module
+        except CannotCapture:
+            self.valid = False
+            return
         self.compilation._run(Phase.PRE_GRAD, Role.CAPTURED, self.module, fakes)
         self.tolerance = tolerance_of(watch.computes_in)
         self.ops = {str(n.target) for n in self.module.graph.nodes if n.op == "call_function"}
