@@ -15,14 +15,14 @@ from torch import fx
 
 from .attention.checks import Check, Finite, GapAtMost, Same, SeesKey, SizeOfScores, TwoValues
 from .attention.find import FUSED, is_candidate
-from .attention.formula import KEY, QUERY, Formula, Index, Size
+from .attention.formula import KEY, QUERY, ZERO, Formula, Index, Size, axes_of
 from .attention.language import Data, Refused, Test
 from .attention.lower import Layout, Packed, lowered
 from .attention.normal import NormalForm
 from .attention.recognise import recognise
 from .attention.table import Table
 from .axes import Axis, Typing
-from .calls import is_tensor, op, tensors
+from .calls import dim_of, is_tensor, op, operand, tensors
 from .matching import Matching, Rows, ordered
 from .meaning import Predicate
 from .sets import UNBOUNDED, Holding, Shown, Terms, VisibleTo
@@ -46,6 +46,7 @@ class Attention:
     told: frozenset[str]  # sides whose masks these are, exactly
     tainted: set[fx.Node]  # values that only the graph computes
     reads: tuple[tuple[fx.Node, str], ...] = ()  # tensors, and at which rows: QUERY, KEY, or '' for all of them
+    gathers: frozenset[tuple[fx.Node, fx.Node, str]] = frozenset()  # pairs gathered from a tensor at its own rows
 
     @property
     def node(self) -> fx.Node:
@@ -167,7 +168,7 @@ class Attentions:
         )  # fmt: skip
         dry = Reads(a, self.typing)
         lowered(form, dry)
-        a.reads = tuple(dict.fromkeys(dry.found))
+        a.reads, a.gathers = tuple(dict.fromkeys(dry.found)), frozenset(dry.gathers)
         return a
 
     def _sequence(self, form: NormalForm, rows: Rows) -> tuple[Axis, ...] | None:
@@ -216,6 +217,7 @@ class Reads:
     def __init__(self, a: Attention, typing: Typing) -> None:
         self.a, self.typing = a, typing
         self.found: list[tuple[fx.Node, str]] = []
+        self.gathers: list[tuple[fx.Node, fx.Node, str]] = []
 
     def read(self, node: fx.Node, index: Index, layout: Layout, sizes: dict[str, Size]) -> object:
         why = unreadable(self.a, self.typing, node, index, layout)
@@ -224,7 +226,18 @@ class Reads:
         side = layout[0].side if isinstance(layout[0], Packed) else ""
         plain = side and is_tensor(node) and is_plain(self.a, self.typing, node, index, side)
         self.found.append((node, side if plain else ""))
+        if op(node) == "gather" and not plain:
+            self._gathered(node, index)
         return NOTHING
+
+    def _gathered(self, node: fx.Node, index: Index) -> None:
+        """Pairs of which each is an element of its query's row, or of its key's: relative positions, say."""
+        source = operand(node)
+        there = tuple(ZERO if d == dim_of(node) else formula for d, formula in enumerate(index))
+        for side, other in ((QUERY, KEY), (KEY, QUERY)):
+            alone = side in axes_of(there) and other not in axes_of(there)
+            if alone and is_plain(self.a, self.typing, source, there, side):
+                self.gathers.append((node, source, side))
 
     def truth(self, table: Table, layout: Layout) -> Any:
         """Masks are computed before the graph runs, where they can be."""

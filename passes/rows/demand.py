@@ -33,9 +33,10 @@ from .zeros import Support
 
 class Demand(Enum):
     ALL = "all rows"
+    PAIRS = "pairs of queries and keys"  # of a tensor of pairs
 
 
-ALL = Demand.ALL
+ALL, PAIRS = Demand.ALL, Demand.PAIRS
 Wanted = Demand | Terms
 
 
@@ -75,6 +76,7 @@ class DemandAnalysis:
         self._body_keys: set[Any] = set()  # key terms of the sweep before
         self._keys_of: dict[fx.Node, Terms] = {}
         self._living: dict[fx.Node, Terms] = {}
+        self._gathered: dict[fx.Node, list[tuple[fx.Node, Wanted, Space]]] = {}
         self._settle()
         self.attentions = {n: a for n, a in self.attentions.items() if n in self._keys_of}  # others stay as they are
         self.decisions = decided(self)
@@ -104,13 +106,13 @@ class DemandAnalysis:
         if not isinstance(node, fx.Node):
             return
         if self.space_of(node) is None:
-            wanted = ALL
+            wanted = wanted if wanted is PAIRS else ALL
         elif wanted is ALL and self._is_zero_elsewhere(node):
             space = self.space_of(node)
             assert space is not None
             wanted = self.rows_where(space, self.support(node))
         have = self.wanted.get(node)
-        if have is not None:
+        if have is not None and have is not wanted:
             wanted = ALL if isinstance(have, Demand) or isinstance(wanted, Demand) else have | wanted
         self.wanted[node] = self._with_body(node, wanted)
 
@@ -126,7 +128,7 @@ class DemandAnalysis:
 
     def _with_body(self, node: fx.Node, wanted: Wanted) -> Wanted:
         """Who wants some of the body gets all of it."""
-        if wanted is ALL or node.op != "call_function":
+        if isinstance(wanted, Demand) or node.op != "call_function":
             return wanted
         space = self.space_of(node)
         body = self._merged.get(space, frozenset()) if space is not None else frozenset()
@@ -141,7 +143,7 @@ class DemandAnalysis:
         recognized = list(self.missed)
         for merging in (True, True, True, False):
             self.missed[:] = recognized
-            self.wanted, self._key_terms, self._keys_of, self._living = {}, set(), {}, {}
+            self.wanted, self._key_terms, self._keys_of, self._living, self._gathered = {}, set(), {}, {}, {}
             self._sweep()
             merged = self._bodies()
             if merged == self._merged:
@@ -149,6 +151,7 @@ class DemandAnalysis:
             self._merged, self._body_keys = merged if merging else {}, set(self._key_terms)
         self.missed[:] = recognized
         self.wanted, self._key_terms, self._keys_of, self._living, self._merged = {}, set(), {}, {}, {}
+        self._gathered = {}
         self._sweep()
 
     def _bodies(self) -> dict[Space, Terms]:
@@ -199,8 +202,11 @@ class DemandAnalysis:
         if u in self.barriers:
             self._everything(u)
             return
-        rules = (self._attention, self._loss, self._kept, self._jagged, self._softmax, self._pool, self._move)
-        if any(rule(u, d) for rule in (*rules, self._span, self._hidden)):
+        rules = (
+            self._pairs, self._attention, self._loss, self._kept, self._jagged, self._softmax, self._pool, self._move,
+            self._span, self._hidden,
+        )  # fmt: skip
+        if any(rule(u, d) for rule in rules):
             return
         space = self.space_of(u)
         if self.needs_shape_only(u):
@@ -297,11 +303,25 @@ class DemandAnalysis:
         self._keys_of[u] = keys
         sides: dict[str, tuple[Wanted, Space]] = {QUERY: (d, a.queries), KEY: (keys, a.keys)}
         for x, side in a.reads:
+            gathered = [(source, *sides[at]) for node, source, at in a.gathers if node is x]
             if side:
                 wanted, space = sides[side]
                 self.give(x, self.projected(wanted, space, self.space_of(x)))
+            elif gathered and self.space_of(x) is None:
+                self._gathered.setdefault(x, []).extend(gathered)
+                self.give(x, PAIRS)
             else:
                 self.give(x, ALL)
+        return True
+
+    def _pairs(self, u: fx.Node, d: Wanted) -> bool:
+        """Pairs that attentions alone read are made from rows of their queries, or of their keys."""
+        if d is not PAIRS:
+            return False
+        sources = self._gathered[u]
+        for x in u.all_input_nodes:
+            for wanted, space in [(w, s) for source, w, s in sources if source is x] or [(ALL, None)]:
+                self.give(x, self.projected(wanted, space, self.space_of(x)) if space is not None else wanted)
         return True
 
     def _keys(self, a: Attention, d: Wanted) -> Terms | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
-from ..calls import arg, einsum_labels, is_tensor, op, operand, operands, rank_of
+from ..calls import COPIES, VIEWS, arg, einsum_labels, is_tensor, op, operand, operands, quotient, rank_of, shape
 from ..declaration import EVERY, row_op
 from ..zeros import NOWHERE_KNOWN
 from . import moves
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ..zeros import Support, Zeros
 
 aten = torch.ops.aten
+REPEATS = ("expand", "broadcast_to", "expand_as", "repeat", "tile")
 
 
 def _linear(t: Typing, n: fx.Node) -> Dims:
@@ -86,6 +88,8 @@ def _product_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
         return "a product over rows"
     if rank_of(y) <= 2 and r.free(y, s):
         return None if r.covers(x, s) else "a product of values with other rows"
+    if _is_repeated(r.typing, y, set(s.axes)) and r.covers(x, s) and min(rank_of(x), rank_of(y)) > 1:
+        return None  # a matrix for each head, say
     batch = r.typing.atoms(n)[:-2]
     rows = [a for d in batch for a in d if a in s.axes]
     same = rank_of(x) == rank_of(y) == rank_of(n) and sorted(rows) == sorted(s.axes)
@@ -93,6 +97,28 @@ def _product_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
         return "a product of values with other rows"
     aligned = r.typing.atoms(x)[:-2] == r.typing.atoms(y)[:-2] == batch
     return None if aligned else "a product of values with other rows"
+
+
+def _is_repeated(t: Typing, y: Any, rows: set[int]) -> bool:
+    """Is the value the same for all rows: without row axes, or with such that a repetition has made?"""
+    left = rows & set(t.flat(y))
+    if not left:
+        return True
+    if op(y) in REPEATS:
+        return _only_repeats(t, y, left) and _is_repeated(t, operand(y), left & set(t.flat(operand(y))))
+    return op(y) in VIEWS | COPIES and y not in t.untyped and _is_repeated(t, operand(y), left)
+
+
+def _only_repeats(t: Typing, y: fx.Node, rows: set[int]) -> bool:
+    """Does each axis of rows that is new here count repetitions, and nothing else?"""
+    x = operand(y)
+    before = [1] * (rank_of(y) - rank_of(x)) + shape(x)
+    for atoms, old, new in zip(t.atoms(y), before, shape(y), strict=True):
+        made = [a for a in atoms if a not in t.flat(x)]
+        times = quotient(new, old)
+        if set(made) & rows and (times is None or quotient(t.size_of(made), times) != 1):
+            return False
+    return True
 
 
 def _einsum_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
@@ -117,8 +143,31 @@ def _zeros(z: Zeros, n: fx.Node) -> Support:
 def _matmul_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     x: Any = n.args[0]
     y: Any = n.args[1]
-    other = e.dense(y) if e.an.rowwise.free(y, chosen.space) else e.packed(y, chosen)
-    return e.call(aten.matmul.default, e.packed(x, chosen), other)
+    if rank_of(y) > 2 and rank_of(x) > 1 and _is_repeated(e.typing, y, set(chosen.space.axes)):
+        return _by_matrices(e, n, x, y, chosen)
+    free = e.an.rowwise.free(y, chosen.space)
+    return e.call(aten.matmul.default, e.packed(x, chosen), e.dense(y) if free else e.packed(y, chosen))
+
+
+def _by_matrices(e: Emitter, n: fx.Node, x: fx.Node, y: fx.Node, chosen: RowSet) -> fx.Node:
+    """Rows times matrices that are the same for all rows, one for each index along the other dims."""
+    letters, rank, axes = ascii_lowercase, rank_of(n), chosen.space.axes
+    of_x = [*letters[rank - rank_of(x) : rank - 1], "z"]
+    of_y = [*letters[rank - rank_of(y) : rank - 2], "z", letters[rank - 1]]
+    mine = [of_x[d] for d, _ in e.kept(x, axes)]
+    gone = {letter for letter in of_x if letter not in mine}  # rows, beside which a matrix has one index
+    kept = [(of_y[d], size) for d, size in e.kept(y, axes) if of_y[d] not in gone]
+    matrices = e.dense(y)
+    atoms = e.typing.flat(y)
+    if set(atoms) & set(axes):  # any of its repetitions
+        matrices = e.reshape(matrices, [e.typing.axes.size(a) for a in atoms])
+        for d, a in enumerate(atoms):
+            matrices = e.call(aten.slice.Tensor, matrices, d, 0, 1) if a in axes else matrices
+    if shape(y) != [size for _, size in kept]:
+        matrices = e.reshape(matrices, [size for _, size in kept])
+    text = f"T{''.join(mine)},{''.join(letter for letter, _ in kept)}"
+    result = "".join(letters[d] for d, _ in e.kept(n, axes))
+    return e.call(aten.einsum.default, f"{text}->T{result}", [e.packed(x, chosen), matrices])
 
 
 def _addmm_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
