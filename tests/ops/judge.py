@@ -95,11 +95,12 @@ def _located(case: Case, record: dict[str, Any]) -> Sequence[Place | None]:
     try:
         with torch.no_grad():
             at = case.found()
+            ids, given = batches(case.place.B, case.place.N)[2], case.tensors()
             torch.manual_seed(0)
             with Draws() as draws:
-                first = case.value(batches(case.place.B, case.place.N)[2], case.tensors())
+                first = case.value(ids, given)
             torch.manual_seed(1)
-            again = case.value(batches(case.place.B, case.place.N)[2], case.tensors())
+            again = case.value(ids, given)
     except Exception as error:
         raise Skip(f"eager: {type(error).__name__}: {str(error)[:80]}") from error
     if not first or sum(y.numel() for y in first) > MOST_RESULTS:
