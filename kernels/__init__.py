@@ -6,6 +6,7 @@ Importing this package registers them; they are called as `torch.ops.turbogr.<na
 from . import (
     dropout,
     embedding,
+    grouped,
     half_rows,
     jagged_attention,
     linear_cross_entropy,
@@ -25,6 +26,7 @@ from .cpu.state import state
 __all__ = [
     "dropout",
     "embedding",
+    "grouped",
     "half_rows",
     "jagged_attention",
     "linear_cross_entropy",

@@ -27,6 +27,7 @@ from .rows.calls import arg, op, rank_of
 from .rows.deciding import OnRows
 from .rows.emit import Emitter, RuleFailed
 from .rows.emit.ties import Reach, outputs_of, reach, tie
+from .rows.grouped import take_apart_sorted
 from .rows.installed import ROW_OPS
 from .rows.paying import counts
 from .rows.program import Program, Rows, RowSet
@@ -73,7 +74,7 @@ class PackRows(Pass):
             apart = self._with_origins(take_apart(graph))
         found = self._analyse(graph, ctx)
         with ctx.part("take apart"):
-            more = self._with_origins(take_apart_at_ends(graph, found))
+            more = self._with_origins([*take_apart_sorted(graph, found), *take_apart_at_ends(graph, found)])
         if more:
             apart, found = [*apart, *more], self._analyse(graph, ctx)
         pays = _packs(found) and _pays(found, ctx)

@@ -18,7 +18,7 @@ from ... import _torch
 from ...capture.trace import trace
 from ...graph.nodes import tensor
 from ...graph.phases import Phase
-from .calls import LIKE, arg, op, piece_of
+from .calls import LIKE, arg, live, op, piece_of
 from .declaration import declared
 from .identities import has_identity, identity_of
 
@@ -60,7 +60,7 @@ def take_apart(graph: fx.Graph) -> list[Apart]:
 
 def take_apart_at_ends(graph: fx.Graph, analysis: RowAnalysis) -> list[Apart]:
     """Ops at which rows end, as others that are the same."""
-    found = [_by_identity(node, analysis) for node in list(graph.nodes) if _ends_rows(node, analysis)]
+    found = [_by_identity(node, analysis) for node in live(graph) if _ends_rows(node, analysis)]
     return [apart for apart in found if apart is not None]
 
 

@@ -215,6 +215,15 @@ def size_seen(graph: fx.Graph, value: Size) -> int | None:
     return int(number) if number.is_Integer else None
 
 
+def live(graph: fx.Graph) -> list[fx.Node]:
+    """Nodes on whose values something depends: what nobody reads says nothing of rows."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node in found or node.op in ("placeholder", "output") or node.is_impure():
+            found.update([node, *node.all_input_nodes])
+    return [node for node in graph.nodes if node in found]
+
+
 # --- what some calls say -----------------------------------------------------------------------------
 
 

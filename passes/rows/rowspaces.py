@@ -9,7 +9,7 @@ from torch import fx
 
 from ...graph.nodes import TRAINABLE, tensor
 from .axes import Typing
-from .calls import SPLITS, arg, dim_of, is_tensor, op, operand, rank_of, size_symbols, value_of
+from .calls import SPLITS, arg, dim_of, is_tensor, live, op, operand, rank_of, size_symbols, value_of
 from .meaning import Holds, OneHot, Two
 from .meanings import Meanings
 from .moves import RESIZING
@@ -34,7 +34,7 @@ class RowSpaces:
         pairs: set[int] = set()
         seeds: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         picks: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-        for node in self.graph.nodes:
+        for node in live(self.graph):
             if is_tensor(node):
                 flat = self.typing.flat(node)
                 pairs |= {a for a in flat if flat.count(a) > 1}
