@@ -488,7 +488,7 @@ def test_arguments_of_functions_and_roots_of_backwards_can_be_replaced(monkeypat
     monkeypatch.setattr(utils, "unwrap_dead_wrappers", utils.unwrap_dead_wrappers)
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
     x, other = torch.ones(2, requires_grad=True), torch.full((2,), 3.0, requires_grad=True)
-    _torch.teach_autograd.__wrapped__(lambda a: other if a is x else a)
+    _torch.teach_autograd.__wrapped__(torch.Tensor, lambda a: other if a is x else a)
     assert Doubled.apply(x).tolist() == [6, 6] and _torch.apply_as_it_is(Doubled, x).tolist() == [2, 2]
     torch.autograd.backward([x], [torch.ones(2)])
     assert x.grad is None and other.grad.tolist() == [1, 1]

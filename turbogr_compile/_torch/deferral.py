@@ -44,19 +44,16 @@ def wrapper(
 def lazy_twin(x: torch.Tensor) -> torch.Tensor | None:
     """A tensor of the same value that survives whatever is written to `x`; memory is copied by the first write.
 
-    None where the memory is not torch's own, so that nobody would notice a write.
+    None where the memory is not torch's own, or NumPy has it too, so that nobody would notice a write.
     """
-    if not x.untyped_storage().resizable() or x.is_shared():
-        return None
     try:
-        return torch._lazy_clone(x)
+        return torch._lazy_clone(x) if x.untyped_storage().resizable() else None
     except RuntimeError:
         return None
 
 
-def address_of(x: torch.Tensor) -> int:
-    """Where its data lie; looking does not copy shared memory, as `data_ptr()` would."""
-    return torch._C._data_address(x)  # type: ignore[attr-defined]
+# Where the data of a tensor lie; looking does not copy shared memory, as `data_ptr()` would.
+address_of: Callable[[torch.Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
 
 
 _ORDINARY = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
@@ -167,8 +164,8 @@ def _teach_dynamo(kind: type, module: str, stand_in: Any, takes: Any, value_of: 
 
 
 @lru_cache(maxsize=1)
-def teach_autograd(value_of: Callable[[Any], Any]) -> None:
-    """What Python gives to C++ autograd without asking the tensor is `value_of(x)`: the arguments of an
+def teach_autograd(kind: type, value_of: Callable[[Any], Any]) -> None:
+    """What Python gives to C++ autograd without asking a tensor of type `kind` is `value_of(x)`: the arguments of an
     `autograd.Function`, and the roots of a backward."""
     from torch._functorch import utils
     from torch.utils._pytree import tree_map
@@ -176,7 +173,7 @@ def teach_autograd(value_of: Callable[[Any], Any]) -> None:
     unwrap, backward = utils.unwrap_dead_wrappers, torch.autograd.backward
 
     def unwrap_dead_wrappers(args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return unwrap(tuple(value_of(a) for a in args))
+        return unwrap(tuple([value_of(a) for a in args]) if kind in map(type, args) else args)
 
     @wraps(backward)
     def backward_of_values(tensors: Any, *args: Any, **kwargs: Any) -> Any:

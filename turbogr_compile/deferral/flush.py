@@ -27,28 +27,30 @@ READ_RAW = 3  # calls in a row whose outputs were read as they are: waiting gain
 @torch.compiler.disable
 def realize(values: Sequence[Value]) -> None:
     """Make these ordinary tensors."""
-    with LOCK, _apart():
+    with LOCK, apart():
         todo = [v for v in values if v.waits]
         if not todo:
             return
         bases = _distinct(v.base for v in todo)
         calls = _calls(bases)
-        besides = [v for v in _distinct([*_numbers(calls), *_kept_of_once(calls)]) if all(v is not b for b in bases)]
+        depending = _depending(calls)
+        together = _distinct([*bases, *_numbers(depending), *_kept_of_once(calls)])
+        besides = together[len(bases) :]
         try:
-            _run([*bases, *besides], last=not besides)
+            _run(together, calls, depending, last=not besides)
         except Exception:
             if not besides or any(n.given_up for n in calls):
                 _alone(bases)
                 raise
             _alone(besides)  # eager would have raised where it was recorded, and nobody asks for it here
-            _run(bases, last=False)
+            _run(bases, calls, depending, last=False)
         _settle()
 
 
 @torch.compiler.disable
 def look(value: Value) -> torch.Tensor:
     """Numbers of a value, for those who keep nothing of its memory."""
-    with LOCK, _apart():
+    with LOCK, apart():
         if value.waits and (not value.base.meta.shape or any(n.model.once for n in _calls([value]))):
             realize([value])
         if value.real is not None:
@@ -62,7 +64,7 @@ def look(value: Value) -> torch.Tensor:
 @torch.compiler.disable
 def compute(values: Sequence[Value]) -> list[Any]:
     """Where gradients of these go in, for whoever goes around us; None where there are none. The record stays."""
-    with LOCK, _apart(), torch.enable_grad():
+    with LOCK, apart(), torch.enable_grad():
         if any(n.model.once for n in _calls([v for v in values if v.waits])):
             realize(values)
         waiting = [v for v in values if v.waits]
@@ -71,7 +73,7 @@ def compute(values: Sequence[Value]) -> list[Any]:
         return [c if not isinstance(c, torch.Tensor) or c.requires_grad else None for c in computed]
 
 
-def _apart() -> Any:
+def apart() -> Any:
     """Dynamo may be in the middle of a trace: what is computed is none of its business."""
     return contextlib.nullcontext() if _torch.TracingContext.try_get() is None else _torch.outside_compilation()
 
@@ -96,8 +98,8 @@ def _depending(calls: Sequence[Node]) -> list[Value]:
     return [v for v in list(WAITING.values()) if v.waits and any(n.order in orders for n in above([v]))]
 
 
-def _numbers(calls: Sequence[Node]) -> list[Value]:
-    return [v.base for v in _depending(calls) if not v.base.meta.shape and not v.base.alone]
+def _numbers(values: Sequence[Value]) -> list[Value]:
+    return [v.base for v in values if not v.base.meta.shape and not v.base.alone]
 
 
 def _kept_of_once(calls: Sequence[Node]) -> list[Value]:
@@ -125,23 +127,24 @@ def _add_note(error: Exception, text: str) -> None:
         error.add_note(text)
 
 
-def _run(chosen: list[Value], last: bool) -> None:
+def _run(chosen: list[Value], calls: list[Node], depending: list[Value], last: bool) -> None:
     plan = Plan(chosen)
-    calls = plan.models
-    for n in calls:
+    if len(plan.models) != len(calls):  # a number of these calls hangs on others, too
+        depending = _depending(plan.models)
+    for n in plan.models:
         n.model.read(n, any(v.node is n for v in chosen))
     # Inputs are there: what nobody can ask for again lets go of old parameters before kernels touch their memory.
-    results = _compute(plan, (lambda: _let_go(plan, chosen)) if last else lambda: None)
+    results = _compute(plan, (lambda: _let_go(plan, chosen, depending)) if last else lambda: None)
     for value, result in zip(chosen, results, strict=True):
         value.becomes(_as_promised(value, result))
     if not last:
-        _let_go(plan, chosen)
+        _let_go(plan, chosen, depending)
 
 
-def _let_go(plan: Plan, chosen: list[Value]) -> None:
+def _let_go(plan: Plan, chosen: list[Value], depending: list[Value]) -> None:
     """Model calls that nobody can ask for again give up what they keep alive, parameters above all."""
     mine = {id(v) for v in chosen}
-    others = [v for v in _depending(plan.models) if id(v.base) not in mine]  # views of the chosen come from these
+    others = [v for v in depending if v.waits and id(v.base) not in mine]  # views of the chosen come from these
     living = liveness.may_be_read(others)
     for v in others:
         if all(v is not w for w in living):
@@ -168,7 +171,7 @@ def _settle() -> None:
         node = _next_to_settle()
         if node is None:
             return
-        waiting = [a for a in node.leaves() if isinstance(a, Value) and a.waits]
+        waiting = [v for v in node.inputs if v.waits]
         if waiting:  # it also hangs on something else, which is then needed as well
             realize(waiting)
         else:
@@ -179,7 +182,7 @@ def _next_to_settle() -> Node | None:
     found: dict[int, Node] = {}
     for v in list(WAITING.values()):
         for n in _waiting_above(v):
-            if any(isinstance(a, Value) and a.real is not None for a in n.leaves()):
+            if any(a.real is not None for a in n.inputs):
                 found[n.order] = n
     return found[min(found)] if found else None
 
@@ -191,13 +194,13 @@ def _waiting_above(value: Value) -> list[Node]:
         node = todo.pop()
         if node is not None and node.order not in seen:
             seen[node.order] = node
-            todo += [a.maker for a in node.leaves() if isinstance(a, Value) and a.waits]
+            todo += [a.maker for a in node.inputs if a.waits]
     return list(seen.values())
 
 
 def _settle_node(node: Node) -> None:
     if node.model is not None:
-        _settle_model(node)
+        node.model.settled(node)
         return
     args, kwargs = _values_in((node.args, node.kwargs))
     with contextlib.ExitStack() as stack:
@@ -213,12 +216,7 @@ def _settle_node(node: Node) -> None:
             raise
     for value in list(node.values):
         value.becomes(flat[max(value.index, 0)])
-    node.args, node.kwargs = (), {}
-
-
-def _settle_model(node: Node) -> None:
-    """A second model that was given outputs of the first: its call reads them as they are now."""
-    node.args = tuple(Source(a.real) if isinstance(a, Value) and a.real is not None else a for a in node.args)
+    node.forget()
 
 
 def _values_in(x: Any) -> Any:

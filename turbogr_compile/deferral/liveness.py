@@ -11,7 +11,6 @@ import dis
 import sys
 import types
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,78 +19,75 @@ from .. import _torch
 from .record import Value
 
 _FUNCTION = 0x02  # code flag: locals are variables of a function, not globals
-_GENERATOR = 0x20 | 0x80 | 0x200
 _READS = {"LOAD_FAST", "LOAD_CLOSURE", "LOAD_DEREF", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "LOAD_CLASSDEREF"}
 _SETS = {"STORE_FAST", "DELETE_FAST"}
 _ENDS = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD",
          "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE"}  # fmt: skip
 _KNOWN = sys.implementation.name == "cpython" and sys.version_info[:2] == (3, 11)
-_HERE = __name__.rpartition(".")[0]
+# Between user code and us. A tensor that one of these has, too, is not proven dead.
+_BETWEEN = (__name__.rpartition(".")[0], "torch._dynamo.", "torch._tensor", "torch.overrides", "torch.autograd")
+_PLAIN = (type(None), torch.Tensor, torch.nn.Module, int, float, str, types.FunctionType, types.MethodType)  # hold none
 
 
 def may_be_read(values: Sequence[Value]) -> list[Value]:
     """Those that are not proven dead."""
-    return [v for v in values if not _dead(v)]
-
-
-def _dead(value: Value) -> bool:
-    tensor = value.tensor()
-    if tensor is None or not _KNOWN:
-        return False
-    # References that no variable has: ours here, and the argument of getrefcount.
-    wanted = sys.getrefcount(tensor) - 2
+    if not values or not _KNOWN:
+        return list(values)
     try:
-        if not _all_dead(tensor, wanted):
-            return False
+        unread = _unread([v.tensor() for v in values])
     except Exception:
-        return False
-    # Nobody reads it, so it can leave autograd's graph: its place goes with it, unless somebody else took it up.
+        return list(values)
+    return [v for v in values if id(v.tensor()) not in unread or not _leaves(v)]
+
+
+def _leaves(value: Value) -> bool:
+    """Nobody reads it, so it can leave autograd's graph: its place goes with it, unless somebody else took it up."""
     with _torch.below_torch_function(), torch.no_grad():
-        tensor.detach_()
+        value.tensor().detach_()
     return value.link() is None
 
 
-def _all_dead(tensor: Any, wanted: int) -> bool:
-    """Are so many references to it held by variables that are set before they are read, and by no other?"""
-    found = 0
+def _unread(tensors: list[Any]) -> set[int]:
+    """Ids of those that are held by variables which are set before they are read, and by nothing else."""
+    tensors.append(object())  # nobody else has this one: its references are ours
+    *counts, ours = [sys.getrefcount(t) for t in tensors]
+    left = {id(t): n - ours for t, n in zip(tensors[:-1], counts, strict=True) if t is not None}
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and found < wanted:
-        code = frame.f_code
-        if not frame.f_globals.get("__name__", "").startswith(_HERE) and code.co_flags & _FUNCTION:
-            count = _in_frame(frame, code, tensor)
-            if count is None:
-                return False
-            found += count
+    while frame is not None and any(left.values()):
+        if frame.f_code.co_flags & _FUNCTION and not frame.f_globals.get("__name__", "").startswith(_BETWEEN):
+            _account(frame, left)
         frame = frame.f_back
-    return found == wanted
+    return {t for t, n in left.items() if n == 0}
 
 
-def _in_frame(frame: types.FrameType, code: types.CodeType, tensor: Any) -> int | None:
-    found = 0
-    variables = frame.f_locals
+def _account(frame: types.FrameType, left: dict[int, int]) -> None:
+    """Take away references that variables of the frame have; what may be read by way of them is forgotten."""
+    code, variables = frame.f_code, frame.f_locals
     try:
         for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
             held = variables.get(name)
-            if held is None or (
-                held is not tensor and isinstance(held, (torch.Tensor, torch.nn.Module, int, float, str))
-            ):
+            if id(held) in left:
+                found = [id(held)]
+            elif isinstance(held, _PLAIN):
                 continue
-            count = 1 if held is tensor else _owned(held, tensor)
-            if not count:
+            else:
+                found = [id(item) for item in _items(held) if id(item) in left]
+            if not found:
                 continue
-            if name not in code.co_varnames or name in code.co_cellvars or _live(code, frame.f_lasti, name):
-                return None
-            if held is not tensor and sys.getrefcount(held) > 4:
-                return None  # somebody else has the container, too
-            found += count
+            others = id(held) not in left and sys.getrefcount(held) > 4  # somebody else has the container, too
+            local = name in code.co_varnames and name not in code.co_cellvars
+            for t in found:
+                if others or not local or _live(code, frame.f_lasti, name):
+                    left.pop(t, None)
+                elif t in left:
+                    left[t] -= 1
         held = None
     finally:
         variables.clear()  # Python 3.11 keeps this dict, and what is in it, with the frame
-    return found
 
 
-def _owned(held: Any, tensor: Any) -> int:
-    """References to the tensor from a container; those of dataclasses and dicts such as a `ModelOutput` count both."""
+def _items(held: Any) -> list[Any]:
+    """What a container refers to; dataclasses and dicts such as a `ModelOutput` refer twice."""
     items: list[Any] = []
     if isinstance(held, (list, tuple)):
         items += held
@@ -99,12 +95,27 @@ def _owned(held: Any, tensor: Any) -> int:
         items += held.values()
     if hasattr(held, "__dict__") and not isinstance(held, type):
         items += vars(held).values()
-    return sum(item is tensor for item in items)
+    return items
 
 
-@lru_cache(maxsize=4096)
+_ANSWERS: dict[int, tuple[types.CodeType, dict[tuple[int, str], bool]]] = {}  # by id: a code object has a slow hash
+
+
 def _live(code: types.CodeType, at: int, name: str) -> bool:
     """May the variable be read after this instruction, before it is set?"""
+    known = _ANSWERS.get(id(code))
+    if known is None:
+        if len(_ANSWERS) >= 4096:
+            _ANSWERS.clear()
+        known = _ANSWERS[id(code)] = code, {}
+    answers = known[1]
+    answer = answers.get((at, name))
+    if answer is None:
+        answer = answers[at, name] = _may_be_loaded(code, at, name)
+    return answer
+
+
+def _may_be_loaded(code: types.CodeType, at: int, name: str) -> bool:
     instructions = list(dis.get_instructions(code))
     places = {i.offset: k for k, i in enumerate(instructions)}
     handlers = dis._parse_exception_table(code)  # type: ignore[attr-defined]

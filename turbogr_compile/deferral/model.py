@@ -19,10 +19,10 @@ from ..check.validate import draws
 from ..graph.nodes import is_collective
 from ..pipeline.remarks import warn
 from . import liveness
-from .flush import READ_RAW, realize
-from .record import LOCK, WAITING, Meta, Modes, Node, Source, Value, above
+from .flush import READ_RAW, apart, realize
+from .record import LOCK, WAITING, Kept, Meta, Modes, Node, Source, Value, above
 from .step import Compiler, Programs
-from .tensor import Deferred, line_of_user, pending, real_of, tensor_for
+from .tensor import Deferred, kept_of, line_of_user, pending, real_of, tensor_for
 
 T = torch.Tensor
 _serial = itertools.count()
@@ -54,7 +54,7 @@ def deferred(
 def teach_dynamo() -> None:
     room = __name__.rpartition(".")[0]
     _torch.teach_dynamo(Deferred, room, stand_in, _is_ours, real_of)
-    _torch.teach_autograd(real_of)
+    _torch.teach_autograd(Deferred, real_of)
 
 
 def _is_ours(compiled: Any) -> bool:
@@ -85,7 +85,7 @@ class ModelGraph:
         self.fixed_sizes = {size for shape in shapes for size in shape if isinstance(size, int)}
         self.module = _bare_copy(module)
         self.programs = Programs(compiler)
-        self.metas: dict[Any, Meta] = {}
+        self.kinds: dict[Any, _Kind] = {}
         self.calls = 0
         self.read_raw = 0  # calls in a row whose outputs were read as they are
         self.recent: list[weakref.ref[Node]] = []
@@ -99,16 +99,17 @@ class ModelGraph:
         return self.random or self.large
 
     def __call__(self, *inputs: Any) -> Any:
-        with LOCK, _torch.outside_compilation():
+        with LOCK, apart():
             self._age()
             why = self._not_now(inputs)
             modes = Modes()
             if not self.calls:
                 self.large = sum(x.nbytes for x in inputs if isinstance(x, torch.nn.Parameter)) > BUDGET
             with torch.no_grad():
-                kept = tuple([_kept(x) for x in inputs])
-            node = Node(None, kept, {}, modes, line_of_user(after_dynamo=True), self)
-            node.sizes = tuple(_size(inputs[i], d) for i, d in self.symbols.values())
+                kept = Kept(inputs, {}, kept_of)
+            node = Node(None, kept, modes, line_of_user(after_dynamo=True), self)
+            node.sizes = tuple([_size(inputs[i], d) for i, d in self.symbols.values()])
+            node.kind = self._kind(node)
             self.calls += 1
             node.number = self.calls
             if self.random:
@@ -147,33 +148,37 @@ class ModelGraph:
         return text
 
     def _results(self, node: Node, deferring: bool) -> tuple[list[Any], list[Value]]:
-        sizes = dict(zip(self.symbols, node.sizes, strict=True))
         results: list[Any] = []
         for i, (kind, what) in enumerate(self.outputs):
             if kind == "constant":
                 results.append(what)
             elif kind == "size":
-                results.append(_at(what, sizes))
+                results.append(_at(what, dict(zip(self.symbols, node.sizes, strict=True))))
             elif kind == "again":
                 results.append(results[what])
             else:
-                value = Value(node, i, self._meta(i, what, node, sizes))
+                value = Value(node, i, node.kind.metas[i])
                 node.values.append(value)
                 results.append(tensor_for(value) if deferring else value)
         return results, list(node.values)
 
-    def _meta(self, i: int, template: Any, node: Node, sizes: dict[Any, int]) -> Meta:
-        key = (i, node.sizes, node.modes.grad)
-        meta = self.metas.get(key)
-        if meta is None:
-            if len(self.metas) > 4096:
-                self.metas.clear()
-            shape, stride, dtype, device, requires_grad = template
-            meta = self.metas[key] = Meta(
-                [_at(s, sizes) for s in shape], [_at(s, sizes) for s in stride], dtype, device,
-                requires_grad and node.modes.grad,
-            )  # fmt: skip
-        return meta
+    def _kind(self, node: Node) -> _Kind:
+        waiting = tuple([i for i, a in enumerate(node.args) if type(a) is Value]) if node.inputs else ()
+        key = (node.sizes, node.modes.key, waiting)
+        kind = self.kinds.get(key)
+        if kind is None:
+            if len(self.kinds) > 4096:
+                self.kinds.clear()
+            sizes = dict(zip(self.symbols, node.sizes, strict=True))
+            kind = self.kinds[key] = _Kind(self.outputs, sizes, node.modes.grad)
+        return kind
+
+    def settled(self, node: Node) -> None:
+        """Outputs of another model that the call was given are there now: it reads them as they are."""
+        node.args = tuple([Source(a.real) if type(a) is Value and a.real is not None else a for a in node.args])
+        node.inputs = [a for a in node.args if type(a) is Value]
+        node.sources = [a for a in node.args if type(a) is Source]
+        node.kind = self._kind(node)
 
     def read(self, node: Node, raw: bool) -> None:
         """A call is computed; `raw` where an output is wanted as it is."""
@@ -200,10 +205,18 @@ class ModelGraph:
             realize([*numbers, *others])
 
 
-def _kept(x: Any) -> Any:
-    if type(x) is Deferred:
-        return x.value if pending(x) else Source(real_of(x))
-    return Source(x) if isinstance(x, T) else x
+class _Kind:
+    """Calls of a graph that differ only in who their tensors are."""
+
+    __slots__ = ("metas",)
+
+    def __init__(self, outputs: Sequence[tuple[str, Any]], sizes: dict[Any, int], grad: bool) -> None:
+        self.metas: dict[int, Meta] = {}
+        for i, (kind, what) in enumerate(outputs):
+            if kind == "tensor":
+                shape, stride, dtype, device, requires_grad = what
+                at = [[_at(s, sizes) for s in which] for which in (shape, stride)]
+                self.metas[i] = Meta(*at, dtype, device, requires_grad and grad)
 
 
 def _size(x: Any, dim: int | None) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,11 +32,12 @@ class LateRead(TurbogrError, RuntimeError):
 class Meta:
     """What is known of a tensor before it is computed."""
 
-    __slots__ = ("device", "dtype", "requires_grad", "shape", "stride")
+    __slots__ = ("device", "dtype", "key", "requires_grad", "shape", "stride")
 
     def __init__(self, shape: Any, stride: Any, dtype: Any, device: Any, requires_grad: bool) -> None:
         self.shape, self.stride = tuple(shape), tuple(stride)
         self.dtype, self.device, self.requires_grad = dtype, device, requires_grad
+        self.key = (self.shape, self.stride, dtype, requires_grad)
 
     @staticmethod
     def of(x: torch.Tensor) -> Meta:
@@ -46,56 +47,59 @@ class Meta:
 class Source:
     """A tensor from outside, with the value and the place in autograd's graph that it has now."""
 
-    __slots__ = ("is_leaf", "key", "requires_grad", "shared", "tensor", "twin", "version")
+    __slots__ = ("is_leaf", "requires_grad", "shared", "tensor", "twin")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor, self.version = tensor, _torch.version_of(tensor)
-        self.requires_grad, self.is_leaf = tensor.requires_grad, tensor.is_leaf
+        self.tensor, self.requires_grad, self.is_leaf = tensor, tensor.requires_grad, tensor.is_leaf
         self.twin: torch.Tensor | None = None
+        self.twin: torch.Tensor | None
         if self.requires_grad and not self.is_leaf:
             # Its place in autograd's graph moves when it is written to: the twin keeps the one it has now.
             with torch.enable_grad():
                 self.twin = _Twin.apply(tensor)
             self.shared = True
-        elif torch.is_grad_enabled():
+            return
+        if torch.is_grad_enabled():
             with torch.no_grad():
-                self._keep()
+                self.twin = _torch.lazy_twin(tensor)
         else:
-            self._keep()
-        # One slot of a step for one value: two calls may be computed together, with a step of the optimizer between.
-        self.key = (id(tensor), self.version, _torch.address_of(tensor), self.requires_grad)
-
-    def _keep(self) -> None:
-        self.twin = _torch.lazy_twin(self.tensor)
+            self.twin = _torch.lazy_twin(tensor)
         self.shared = self.twin is not None
         if self.twin is None:
-            self.twin = self.tensor.detach().clone()  # foreign memory: nobody sees writes to it
+            self.twin = tensor.detach().clone()  # foreign memory: nobody sees writes to it
 
     def described(self) -> tuple[Any, ...]:
         assert self.twin is not None
         return self.twin.shape, self.twin.stride()
 
-    def changed(self) -> bool:
-        """By the counter of writes, or, since `.data` has a counter of its own, by the memory itself."""
-        if not self.shared or _torch.version_of(self.tensor) != self.version:
-            return True
-        assert self.twin is not None
-        return _torch.address_of(self.tensor) != _torch.address_of(self.twin)
+    def same(self, other: Source) -> bool:
+        """The same tensor, and nothing was written to it between: two calls may be computed together."""
+        assert self.twin is not None and other.twin is not None
+        return (
+            self.tensor is other.tensor
+            and self.requires_grad == other.requires_grad
+            and _torch.address_of(self.twin) == _torch.address_of(other.twin)
+            and self.described() == other.described()
+        )
 
     def value(self) -> torch.Tensor:
-        if self.twin is None:
+        tensor, twin = self.tensor, self.twin
+        if twin is None:
             raise LateRead("a value is asked for after it was given up")
         if self.requires_grad and not self.is_leaf:
-            return self.twin
+            return twin
+        # Whoever writes to memory that a twin shares gets memory of his own: `.data`, whose writes are not counted
+        # with the tensor's, and the tensor itself.
+        unchanged = self.shared and _torch.address_of(tensor) == _torch.address_of(twin)
         if not self.requires_grad:
-            return self.twin if self.changed() else self.tensor.detach() if self.tensor.requires_grad else self.tensor
-        if not self.tensor.requires_grad:  # frozen since
-            self.tensor.requires_grad_(True)
-            try:
-                return _old_value(self.tensor, self.twin)
-            finally:
-                self.tensor.requires_grad_(False)
-        return _old_value(self.tensor, self.twin) if self.changed() else self.tensor
+            return twin if not unchanged else tensor.detach() if tensor.requires_grad else tensor
+        if tensor.requires_grad:
+            return tensor if unchanged else _old_value(tensor, twin)
+        tensor.requires_grad_(True)  # frozen since
+        try:
+            return _old_value(tensor, twin)
+        finally:
+            tensor.requires_grad_(False)
 
 
 def _old_value(parameter: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
@@ -228,13 +232,16 @@ _order = itertools.count()
 class Node:
     """One recorded call: of a model's graph, or of a torch function."""
 
-    __slots__ = ("__weakref__", "anchor", "args", "func", "given_up", "kwargs", "line", "model", "modes", "number",
-                 "order", "ran", "seed", "sizes", "token", "values")  # fmt: skip
+    __slots__ = ("__weakref__", "anchor", "args", "func", "given_up", "inputs", "kind", "kwargs", "line", "model",
+                 "modes", "number", "order", "ran", "seed", "sizes", "sources", "token", "values")  # fmt: skip
 
-    def __init__(self, func: Any, args: Any, kwargs: Any, modes: Modes, line: Any, model: Any = None) -> None:
+    def __init__(self, func: Any, given: Kept, modes: Modes, line: Any, model: Any = None) -> None:
         self.order = next(_order)
-        self.func, self.args, self.kwargs, self.modes, self.line = func, args, kwargs, modes, line
+        self.func, self.modes, self.line = func, modes, line
         self.model = model  # whose graph it is a call of
+        self.args, self.kwargs = given.args, given.kwargs
+        self.inputs, self.sources = given.inputs, given.sources  # all there are among the arguments
+        self.kind: Any = None  # equal for calls that differ only in who their tensors are
         self.given_up = ""  # why it can no longer be computed
         self.values: list[Value] = []
         self.ran = 0  # how often it was computed
@@ -244,19 +251,19 @@ class Node:
         self.token: Token | None = None
         self.anchor: torch.Tensor | None = None
 
-    def leaves(self) -> Iterator[Any]:
-        return leaves_of((self.args, self.kwargs))
-
     def give_up(self, why: str) -> None:
-        for a in self.leaves():
-            if isinstance(a, Source):
-                a.twin = None
-        self.given_up, self.args, self.kwargs = why, (), {}
+        for s in self.sources:
+            s.twin = None
+        self.given_up = why
+        self.forget()
+
+    def forget(self) -> None:
+        self.args, self.kwargs, self.inputs, self.sources = (), {}, [], []
 
     def connect(self, compute: Compute) -> None:
         """A place in autograd's graph, for results that require grad."""
-        sources = [a for a in self.leaves() if isinstance(a, Source) and a.requires_grad]
-        above = {id(a.node.token): a.node for a in self.leaves() if isinstance(a, Value) and a.meta.requires_grad}
+        sources = [s for s in self.sources if s.requires_grad]
+        above = {id(v.node.token): v.node for v in self.inputs if v.meta.requires_grad}
         if not sources and len(above) == 1:
             (node,) = above.values()
             self.token, self.anchor = node.token, node.anchor
@@ -264,20 +271,58 @@ class Node:
         given = [s.tensor if s.is_leaf else s.twin for s in sources]
         self.token = Token(given, [n.token for n in above.values() if n.token is not None])
         anchors = [n.anchor for n in above.values() if n.anchor is not None]
-        self.anchor = _Anchor.apply(self.token, compute, len(anchors), *anchors, *given)
+        self.anchor = _torch.apply_as_it_is(_Anchor, self.token, compute, len(anchors), *anchors, *given)
 
 
-def leaves_of(x: Any) -> Iterator[Any]:
-    if isinstance(x, (list, tuple)):
+class Kept:
+    """Arguments of a call, as they are now; `kept` says what is kept for a tensor that is not a plain one."""
+
+    __slots__ = ("_keep", "args", "inputs", "kwargs", "sources")
+
+    def __init__(self, args: Any, kwargs: Any, kept: Callable[[torch.Tensor], Value | Source]) -> None:
+        self.inputs: list[Value] = []
+        self.sources: list[Source] = []
+        self._keep = kept
+        self.args = tuple([self._kept(a) for a in args])
+        self.kwargs = {k: self._kept(v) for k, v in kwargs.items()} if kwargs else {}
+
+    def _kept(self, x: Any) -> Any:
+        kind = type(x)
+        if kind is torch.nn.Parameter or kind is torch.Tensor:
+            source = Source(x)
+            self.sources.append(source)
+            return source
+        if isinstance(x, torch.Tensor):
+            found = self._keep(x)
+            (self.inputs if type(found) is Value else self.sources).append(found)  # type: ignore[arg-type]
+            return found
+        if isinstance(x, (list, tuple)):
+            return [self._kept(i) for i in x] if isinstance(x, list) else tuple([self._kept(i) for i in x])
+        if isinstance(x, dict):
+            return {k: self._kept(v) for k, v in x.items()}
+        if isinstance(x, slice):
+            return slice(self._kept(x.start), self._kept(x.stop), self._kept(x.step))
+        return x
+
+
+def tensors_of(x: Any) -> list[Any]:
+    """Tensors among arguments, in order."""
+    found: list[Any] = []
+    _add_tensors(x, found)
+    return found
+
+
+def _add_tensors(x: Any, found: list[Any]) -> None:
+    if isinstance(x, torch.Tensor):
+        found.append(x)
+    elif isinstance(x, (list, tuple)):
         for item in x:
-            yield from leaves_of(item)
+            _add_tensors(item, found)
     elif isinstance(x, dict):
         for item in x.values():
-            yield from leaves_of(item)
+            _add_tensors(item, found)
     elif isinstance(x, slice):
-        yield from leaves_of((x.start, x.stop, x.step))
-    else:
-        yield x
+        _add_tensors((x.start, x.stop, x.step), found)
 
 
 def above(values: Sequence[Value]) -> list[Node]:
@@ -288,7 +333,7 @@ def above(values: Sequence[Value]) -> list[Node]:
         node = todo.pop()
         if node is not None and node.order not in seen:
             seen[node.order] = node
-            todo += [a.maker for a in node.leaves() if isinstance(a, Value)]
+            todo += [v.maker for v in node.inputs]
     return [seen[k] for k in sorted(seen)]
 
 

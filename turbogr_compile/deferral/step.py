@@ -11,6 +11,7 @@ import contextlib
 import linecache
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,17 +36,23 @@ class Plan:
         self.place = {n.order: i for i, n in enumerate(self.nodes)}
         self.sources: list[Source] = []
         self.numbers: list[int] = []
-        self.described: list[Any] = []
-        self._slots: dict[Any, int] = {}
+        self._slots: dict[int, list[int]] = {}
         for node in self.nodes:
             if node.given_up:
                 raise LateRead(f"turbogr: a deferred result is read, {node.given_up}; model called at {where(node)}")
-        calls = tuple(self._call(node) for node in self.nodes)
-        outputs = tuple((self.place[v.node.order], v.index) for v in self.wanted)
-        self.structure = (calls, outputs)
-        self.exact = (self.structure, tuple(self.numbers), tuple(self.described))
+        # Kinds say everything but who the tensors are.
+        self.exact = (
+            tuple([(n.kind, *map(self._wire, n.inputs), *map(self._slot, n.sources)) for n in self.nodes]),
+            tuple([self._wire(v) for v in self.wanted]),
+        )
 
-    @property
+    @cached_property
+    def structure(self) -> Any:
+        """Calls and who their tensors are, without numbers, which are gathered, and without sizes."""
+        calls = tuple(self._call(node) for node in self.nodes)
+        return calls, tuple(self._wire(v) for v in self.wanted)
+
+    @cached_property
     def models(self) -> list[Node]:
         return [n for n in self.nodes if n.model is not None]
 
@@ -53,10 +60,22 @@ class Plan:
     def grad(self) -> bool:
         return any(n.modes.grad for n in self.nodes)
 
+    def _wire(self, v: Value) -> tuple[int, int]:
+        return self.place[v.node.order], v.index
+
+    def _slot(self, source: Source) -> int:
+        known = self._slots.get(id(source.tensor))
+        if known is None:
+            known = self._slots[id(source.tensor)] = []
+        for slot in known:
+            if self.sources[slot] is source or self.sources[slot].same(source):
+                return slot
+        known.append(len(self.sources))
+        self.sources.append(source)
+        return known[-1]
+
     def _call(self, node: Node) -> Any:
         model = node.model
-        if model is not None:
-            self.described.append(node.sizes)
         callee = model.serial if model is not None else node.func
         args = tuple(self._wired(a, model is None) for a in node.args)
         kwargs = tuple((k, self._wired(v, True)) for k, v in node.kwargs.items())
@@ -65,14 +84,9 @@ class Plan:
     def _wired(self, a: Any, described: bool) -> Any:
         kind = type(a)
         if kind is Value:
-            return "value", self.place[a.node.order], a.index
+            return "value", *self._wire(a)
         if kind is Source:
-            slot = self._slots.get(a.key)
-            if slot is None:
-                slot = self._slots[a.key] = len(self.sources)
-                self.sources.append(a)
-                if described:
-                    self.described.append(a.described())
+            slot = self._slot(a)
             return ("source", slot, a.tensor.dtype, a.requires_grad, a.tensor.dim()) if described else ("source", slot)
         if kind is int and a > 1:  # 0, 1 and negative ones are places and switches, not sizes
             self.numbers.append(a)
@@ -91,20 +105,21 @@ class Programs:
 
     def __init__(self, compiler: Compiler) -> None:
         self.compiler = compiler
-        self.exact: dict[Any, Program] = {}
+        self.exact: dict[Any, tuple[Program, list[int]]] = {}  # and the numbers it takes beside tensors
         self.alike: dict[Any, list[Program]] = {}
 
     def run(self, plan: Plan, ready: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
         """Results of the plan. `ready` is called when its inputs are there, before anything reads their memory."""
         values = [s.value() for s in plan.sources]
-        program = self.exact.get(plan.exact)
-        if program is None:
+        known = self.exact.get(plan.exact)
+        if known is None:
             program = self._find(plan, values)
             if len(self.exact) >= _EXACT:
                 self.exact.clear()
-            self.exact[plan.exact] = program
+            known = self.exact[plan.exact] = program, [plan.numbers[k] for k in program.changing]
         ready()
-        return program(plan, values)
+        program, numbers = known
+        return program(plan, [*values, *numbers])
 
     def _find(self, plan: Plan, values: list[Any]) -> Program:
         alike = self.alike.setdefault(plan.structure, [])
@@ -177,14 +192,16 @@ class Program:
             return False
         return self.holds([*values, *(plan.numbers[k] for k in self.changing)])
 
-    def __call__(self, plan: Plan, values: list[Any]) -> list[torch.Tensor]:
+    def __call__(self, plan: Plan, given: list[Any]) -> list[torch.Tensor]:
+        seeds = [n.seed for n in plan.nodes if n.seed is not None]
+        if not seeds and are_plain(plan):
+            return list(self.compiled(*given))
         with contextlib.ExitStack() as stack:
-            seeds = [n.seed for n in plan.nodes if n.seed is not None]
             if seeds:
                 stack.enter_context(torch.random.fork_rng(devices=[]))
                 torch.random.default_generator.manual_seed(seeds[0])
             stack.enter_context(plain_modes(plan))
-            return list(self.compiled(*values, *(plan.numbers[k] for k in self.changing)))
+            return list(self.compiled(*given))
 
 
 def _compiled(compiler: Compiler, module: fx.GraphModule, fakes: list[Any], plan: Plan) -> Callable[..., Any]:
@@ -200,6 +217,14 @@ def _compiled(compiler: Compiler, module: fx.GraphModule, fakes: list[Any], plan
 
 def _open_sizes(plan: Plan) -> set[int]:
     return {size for n in plan.models for size in n.sizes}
+
+
+def are_plain(plan: Plan) -> bool:
+    return (
+        torch.is_grad_enabled() == plan.grad
+        and not torch.is_autocast_enabled("cpu")
+        and torch.get_default_dtype() is plan.nodes[0].modes.dtype
+    )
 
 
 @contextlib.contextmanager

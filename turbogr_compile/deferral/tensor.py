@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -18,8 +17,9 @@ from torch.utils import _pytree as pytree
 
 from .. import _torch
 from ..graph.provenance import is_library
+from .dry_run import Results, dry_run, mapped
 from .flush import compute, look, realize
-from .record import LOCK, WAITING, Link, Meta, Modes, Node, Source, Value, above, leaves_of
+from .record import LOCK, WAITING, Kept, Link, Meta, Modes, Node, Source, Value, above, tensors_of
 
 T = torch.Tensor
 
@@ -56,7 +56,7 @@ def tensor_for(value: Value) -> Deferred:
         if node.token is None:
             node.connect(compute)
             value.token = node.token
-        made = Link.apply(node.anchor, value, _make)
+        made = _torch.apply_as_it_is(Link, node.anchor, value, _make)
     else:
         made = _make(value)
     value.token = node.token
@@ -135,7 +135,7 @@ _METHODS = (T.size, T.dim, T.stride, T.numel, T.nelement, T.is_contiguous, T.is_
             T.element_size, T.ndimension, T.storage_offset, T.get_device, T.is_signed, T.__len__, T.is_inference,
             torch.is_floating_point, torch.is_complex, torch.numel, T.is_conj, T.is_neg, torch.is_conj, torch.is_neg,
             torch.is_inference, T._is_view, T.is_same_size, T.__hash__, torch.is_same_size)  # fmt: skip
-_DESCRIBES = {*_METHODS, *(getattr(T, name).__get__ for name in _PROPERTIES if hasattr(T, name))}
+_DESCRIBES = {*_METHODS, *(getattr(T, name).__get__ for name in (*_PROPERTIES, "_version") if hasattr(T, name))}
 _OF_REAL = {getattr(T, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "output_nr", "retains_grad")}
 _GRAD, _VERSION = (getattr(T, name).__get__ for name in ("grad", "_version"))
 _VIEWS_AS_PROPERTIES = {getattr(T, name).__get__ for name in ("T", "mT", "H", "mH", "real", "data")}
@@ -164,13 +164,16 @@ _MASKED = {T.__getitem__, T.masked_select, torch.masked_select}
 
 
 def _called(func: Any, args: Any, kwargs: Any) -> Any:
-    if func in _DESCRIBES or func == _VERSION:
+    if func in _DESCRIBES:
         return _described(func, args, kwargs)
     with LOCK:
-        deferred = [x for x in leaves_of((args, kwargs)) if type(x) is Deferred]
-        for x in deferred:
-            _adopt_foreign(x)
-        if all(x.value.real is not None for x in deferred):
+        tensors = tensors_of((args, kwargs))
+        waiting = False
+        for x in tensors:
+            if type(x) is Deferred:
+                _adopt_foreign(x)
+                waiting |= x.value.real is None
+        if not waiting:
             return _eager(func, args, kwargs)
         name = getattr(func, "__name__", "")
         if func == _GRAD:
@@ -180,18 +183,18 @@ def _called(func: Any, args: Any, kwargs: Any) -> Any:
         if func is T.backward:
             return _eager(func, args, kwargs)
         if name in _LOOKS:
-            return func(*_mapped(tuple(args), _looked), **_mapped(kwargs, _looked))
+            return func(*mapped(tuple(args), _looked), **mapped(kwargs, _looked))
         if name == "__iter__":
             return iter(args[0].unbind(0))
         if name in _LIKE:
-            return func(_description(args[0]), *_mapped(args[1:], real_of), **_mapped(kwargs, real_of))
+            return func(_description(args[0]), *mapped(args[1:], real_of), **mapped(kwargs, real_of))
         if name in _INTO and not kwargs and type(args[0]) is Deferred:
             done = _number_into(_INTO[name], args)
             if done is not None:
                 return done
         if _may_record(func, name, kwargs):
             try:
-                return _record(func, args, kwargs)
+                return _record(func, args, kwargs, tensors)
             except NotRecorded:
                 pass
         return _eager(func, args, kwargs)
@@ -221,14 +224,15 @@ def _description(x: Deferred) -> torch.Tensor:
 
 def _eager(func: Any, args: Any, kwargs: Any) -> Any:
     """On what is computed, the function itself."""
-    waiting = [x.value for x in leaves_of((args, kwargs)) if pending(x)]
+    deferred = [x for x in tensors_of((args, kwargs)) if type(x) is Deferred]
+    waiting = [x.value for x in deferred if pending(x)]
     if waiting and _writes(func, kwargs):
         for n in above(waiting):
             if n.model is not None:
                 n.model.written()
     realize(waiting)
-    given = {id(r): x for x in leaves_of((args, kwargs)) if type(x) is Deferred and (r := x.value.real) is not None}
-    result = func(*_mapped(tuple(args), real_of), **_mapped(kwargs, real_of))
+    given = {id(x.value.real): x for x in deferred}
+    result = func(*mapped(tuple(args), real_of), **mapped(kwargs, real_of))
     return given.get(id(result), result) if isinstance(result, T) else result
 
 
@@ -240,7 +244,7 @@ def _writes(func: Any, kwargs: Any) -> bool:
 def _placed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     """Somebody wants a place in autograd's graph, not only a value: it is computed, and what follows from it too."""
     asked = kwargs.get("inputs", args[1] if len(args) > 1 else ()) if func is torch.autograd.grad else args[0]
-    places = [x.value for x in leaves_of((asked,)) if pending(x)]
+    places = [x.value for x in tensors_of(asked) if pending(x)]
     for value in places:
         if value.meta.requires_grad and any(n.ran for n in above([value]) if n.model is not None):
             raise RuntimeError(
@@ -260,7 +264,7 @@ def _number_into(func: Any, args: Any) -> Any:
     if old.node.model is not None or any(v.alias is old for v in list(WAITING.values())):
         return None
     try:
-        new = _record(func, args, {})
+        new = _record(func, args, {}, tensors_of(args))
     except NotRecorded:
         return None
     if new.value.meta.shape or new.value.meta.dtype != old.meta.dtype:
@@ -308,43 +312,29 @@ def _may_record(func: Any, name: str, kwargs: Any) -> bool:
     return not _torch.saved_tensors_are_hooked()
 
 
-class _Found:
-    """What running a function without data said about its results."""
-
-    __slots__ = ("aliases", "kind", "metas", "same")
-
-    def __init__(self, kind: Any, metas: list[Meta], aliases: list[int], same: int) -> None:
-        self.kind, self.metas, self.aliases, self.same = kind, metas, aliases, same
+_KNOWN: dict[Any, Results | None] = {}
 
 
-_FOUND: dict[Any, _Found | None] = {}
-
-
-def _record(func: Any, args: Any, kwargs: Any) -> Any:
+def _record(func: Any, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
     modes = Modes()
-    tensors: list[Any] = [x for x in leaves_of((args, kwargs)) if isinstance(x, T)]
-    if any(n.modes.dtype is not modes.dtype for x in tensors if pending(x) for n in (x.value.node,)):
-        raise NotRecorded
-    if any(type(x) not in (Deferred, T, torch.nn.Parameter) or x.layout is not torch.strided for x in tensors):
-        raise NotRecorded
+    for x in tensors:
+        if type(x) is Deferred:
+            maker = x.value.maker
+            if maker is not None and maker.modes.dtype is not modes.dtype:
+                raise NotRecorded
+        elif type(x) not in (T, torch.nn.Parameter) or x.layout is not torch.strided:
+            raise NotRecorded
     counts = _counts(func, args)
-    key: list[Any] = [func, modes.key, counts]
-    _describe(args, key)
-    _describe(kwargs, key)
-    try:
-        known = tuple(key) in _FOUND
-    except TypeError:
-        raise NotRecorded from None
-    if not known:
-        if len(_FOUND) > 20000:
-            _FOUND.clear()
-        _FOUND[tuple(key)] = _without_data(func, args, kwargs, counts)
-    found = _FOUND[tuple(key)]
-    if found is None:
-        raise NotRecorded
+    key: list[Any] = [func, modes.key, counts, len(args)]
+    for a in args:
+        _describe(a, key)
+    if kwargs:
+        _describe(kwargs, key)
+    found = _results_of(tuple(key), func, args, kwargs, tensors, counts)
     if found.same >= 0:
         return tensors[found.same]
-    node = Node(func, _kept(args), _kept(kwargs), modes, line_of_user())
+    node = Node(func, Kept(args, kwargs, kept_of), modes, line_of_user())
+    node.kind = found
     made = []
     for i, meta in enumerate(found.metas):
         at = found.aliases[i]
@@ -354,31 +344,40 @@ def _record(func: Any, args: Any, kwargs: Any) -> Any:
     return made[0] if found.kind is None else found.kind(made)
 
 
-def _kept(x: Any) -> Any:
-    if isinstance(x, T):
-        if type(x) is Deferred:
-            return x.value if x.value.real is None else Source(x.value.real)
-        return Source(x)
-    if isinstance(x, (list, tuple)):
-        return [_kept(i) for i in x] if isinstance(x, list) else tuple(_kept(i) for i in x)
-    if isinstance(x, dict):
-        return {k: _kept(v) for k, v in x.items()}
-    if isinstance(x, slice):
-        return slice(_kept(x.start), _kept(x.stop), _kept(x.step))
-    return x
+def _results_of(key: Any, func: Any, args: Any, kwargs: Any, tensors: list[Any], counts: tuple[int, ...]) -> Results:
+    try:
+        found = _KNOWN[key]
+    except TypeError:  # an argument that has no hash
+        raise NotRecorded from None
+    except KeyError:
+        if len(_KNOWN) > 20000:
+            _KNOWN.clear()
+        found = _KNOWN[key] = dry_run(func, args, kwargs, [_meta_of(x) for x in tensors], counts)
+    if found is None or any(at >= 0 and not pending(tensors[at]) for at in found.aliases):
+        raise NotRecorded  # a view of a tensor from outside is that, and nothing to wait for
+    return found
+
+
+def _meta_of(x: torch.Tensor) -> Meta:
+    return x.value.meta if type(x) is Deferred and pending(x) else Meta.of(real_of(x))
+
+
+def kept_of(x: torch.Tensor) -> Value | Source:
+    if type(x) is Deferred:
+        return x.value if x.value.real is None else Source(real_of(x))
+    return Source(x)
 
 
 def _describe(x: Any, key: list[Any]) -> None:
     """Everything that decides the types of the results."""
-    if isinstance(x, T):
-        if type(x) is Deferred and x.value.real is None:
-            meta = x.value.meta
-            key.append((meta.shape, meta.stride, meta.dtype, meta.requires_grad, True))
-        else:
-            x = real_of(x)
-            key.append((tuple(x.shape), x.stride(), x.dtype, x.requires_grad, False))
+    kind = type(x)
+    if kind is Deferred and x.value.real is None:
+        key += (x.value.meta.key, True)
+    elif isinstance(x, T):
+        x = real_of(x)
+        key += (tuple(x.shape), x.stride(), x.dtype, x.requires_grad, False)
     elif isinstance(x, (list, tuple)):
-        key.append((type(x), len(x)))
+        key += (kind, len(x))
         for item in x:
             _describe(item, key)
     elif isinstance(x, dict):
@@ -387,135 +386,18 @@ def _describe(x: Any, key: list[Any]) -> None:
             _describe(item, key)
     elif isinstance(x, slice):
         key.append(slice)
-        _describe((x.start, x.stop, x.step), key)
+        for item in (x.start, x.stop, x.step):
+            _describe(item, key)
     else:
-        key.append((type(x), repr(x) if type(x) is float else x))
+        key += (kind, repr(x) if kind is float else x)
 
 
 def _counts(func: Any, args: Any) -> tuple[int, ...]:
     """How many elements boolean masks pick: the one thing about their values that sizes depend on."""
     if func not in _MASKED:
         return ()
-    masks = [x for x in leaves_of(args[1:]) if isinstance(x, T) and x.dtype in (torch.bool, torch.uint8)]
+    masks = [x for x in tensors_of(args[1:]) if x.dtype in (torch.bool, torch.uint8)]
     return tuple(int((look(m.value) if type(m) is Deferred else m).count_nonzero()) for m in masks)
-
-
-class _Unfit(Exception):
-    """Seen while running on tensors without data."""
-
-
-@torch.compiler.disable
-def _without_data(func: Any, args: Any, kwargs: Any, counts: tuple[int, ...]) -> _Found | None:
-    """Run the function on tensors without data; None where it cannot be recorded."""
-    with _torch.without_modes(), _torch.outside_compilation():
-        mode = _torch.new_fake_mode()
-        fakes: list[Any] = []
-        left = list(counts)
-
-        def fake(x: Any) -> Any:
-            if not isinstance(x, T):
-                return x
-            meta = x.value.meta if type(x) is Deferred and pending(x) else Meta.of(real_of(x))
-            made = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device)
-            fakes.append(made.requires_grad_(meta.requires_grad))
-            if len(fakes) > 1 and left and meta.dtype in (torch.bool, torch.uint8):
-                count = left.pop(0)
-                return _Indices(torch.empty(count, dtype=torch.long) for _ in meta.shape)
-            return made
-
-        try:
-            with mode, torch.enable_grad():
-                given = _mapped(args, fake)
-                named = _mapped(kwargs, fake)
-            if counts and func is not T.__getitem__:
-                return _picked(fakes, counts[0]) if len(counts) == 1 else None
-            if counts:
-                given = (given[0], _spread(given[1]), *given[2:])
-            inputs = {_torch.StorageWeakRef(f.untyped_storage()): i for i, f in enumerate(fakes)}
-            with mode, _torch.watching_ops(lambda op, a, k: _fit(op, a, k, inputs)):
-                result = func(*given, **named)
-        except Exception:
-            return None
-        return _read(result, fakes, inputs, args, kwargs)
-
-
-class _Indices(tuple):
-    """What a boolean mask stands for among indices."""
-
-    __slots__ = ()
-
-
-def _spread(index: Any) -> Any:
-    items = list(index) if isinstance(index, tuple) and not isinstance(index, _Indices) else [index]
-    return tuple(j for i in items for j in (i if isinstance(i, _Indices) else (i,)))
-
-
-def _picked(fakes: list[Any], count: int) -> _Found | None:
-    source = fakes[0]
-    if len(fakes) != 2 or source.shape != fakes[1].shape:
-        return None
-    grad = source.requires_grad and torch.is_grad_enabled()
-    return _Found(None, [Meta((count,), (1,), source.dtype, source.device, grad)], [-1], -1)
-
-
-def _mapped(x: Any, fn: Callable[[Any], Any]) -> Any:
-    if isinstance(x, list):
-        return [_mapped(i, fn) for i in x]
-    if isinstance(x, tuple):
-        return tuple(_mapped(i, fn) for i in x)
-    if isinstance(x, dict):
-        return {k: _mapped(v, fn) for k, v in x.items()}
-    if isinstance(x, slice):
-        return slice(_mapped(x.start, fn), _mapped(x.stop, fn), _mapped(x.step, fn))
-    return fn(x)
-
-
-def _fit(op: Any, args: Any, kwargs: Any, inputs: Any) -> None:
-    schema = op._schema
-    if torch.Tag.nondeterministic_seeded in op.tags or op.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
-        raise _Unfit
-    if not schema.is_mutable:
-        return
-    given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
-    for a in schema.arguments:
-        if a.alias_info is not None and a.alias_info.is_write:
-            for x in pytree.tree_leaves(given.get(a.name)):
-                if isinstance(x, T) and _torch.StorageWeakRef(x.untyped_storage()) in inputs:
-                    raise _Unfit
-
-
-def _read(result: Any, fakes: list[Any], inputs: Any, args: Any, kwargs: Any) -> _Found | None:
-    tensors = [x for x in leaves_of((args, kwargs)) if isinstance(x, T)]
-    if isinstance(result, T):
-        for i, f in enumerate(fakes):
-            if result is f:
-                return _Found(None, [], [], i)
-        flat, kind = [result], None
-    elif isinstance(result, (tuple, list)) and result and all(isinstance(t, T) for t in result):
-        flat, kind = list(result), _kind_of(result)
-    else:
-        return None
-    aliases = []
-    memory = []
-    for t in flat:
-        if any(t is f for f in fakes) or any(type(s) is not int for s in (*t.shape, *t.stride())):
-            return None
-        own = _torch.StorageWeakRef(t.untyped_storage())
-        at = inputs.get(own, -1)
-        if at >= 0 and not pending(tensors[at]):
-            return None  # a view of a tensor from outside: the user gets that
-        if at < 0 and own in memory:
-            return None  # results that share memory among themselves
-        memory.append(own)
-        aliases.append(at)
-    return _Found(kind, [Meta.of(t) for t in flat], aliases, -1)
-
-
-def _kind_of(result: Any) -> Callable[[Any], Any]:
-    kind = type(result)
-    if kind in (tuple, list):
-        return kind
-    return lambda items: kind(tuple(items))  # torch.return_types.topk
 
 
 def line_of_user(after_dynamo: bool = False) -> Any:
