@@ -351,6 +351,14 @@ def numpy_input_reused(model, called):
     return cross_entropy(logits).detach()
 
 
+def numpy_memory_filled_anew_between_calls(model, called):
+    memory = IDS.numpy().copy()
+    ids = torch.from_numpy(memory)
+    first = called(ids)
+    memory[:] = memory[::-1].copy()
+    return (first - called(ids)).square().sum().detach()
+
+
 def output_written(model, called):
     logits = called(IDS)
     logits[:, :, 0] = -1e9
