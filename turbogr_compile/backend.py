@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from . import _torch
@@ -22,6 +23,7 @@ from .check.validate import VALIDATION, Plan, Validation
 from .check.verify import Verifier
 from .deferral.model import deferred
 from .errors import TurbogrError
+from .graph.costs import cost
 from .graph.phases import Phase, Role
 from .pipeline.cache_key import cache_key
 from .pipeline.instrument import GraphRun, Instrument
@@ -35,7 +37,7 @@ from .runtime.ahead import Foresight
 from .runtime.draws import Seeds
 from .runtime.specialize import Specialized, is_rounded, open_size
 from .runtime.statistics import RunStatistics
-from .show.console import nothing_packed
+from .show.console import WAITED, nothing_packed, step_waited
 from .show.dump import Dump
 from .show.torch_trace import TorchTrace
 
@@ -104,8 +106,13 @@ class Compilation:
             self._refused(module, refusal)
             # Eager raises where a saved value was written to; a target that makes graphs functional would not.
             return module.forward if refusal.id in VERSIONED else self._lower_refused(module, inputs)
+        waited = module.meta.get(WAITED)
+        padded = cost(captured.module.graph) if waited else None
         run = self._run(Phase.PRE_GRAD, Role.CAPTURED, captured.module, inputs)
-        nothing_packed(run)
+        if torch.is_grad_enabled():  # whoever evaluates may want every row
+            nothing_packed(run)
+        if padded is not None:
+            step_waited(run, waited, padded)
         self.examples = None  # a batch must not live as long as the code compiled for it
         try:
             return captured.after_writes(self._lowered(captured.module, inputs))

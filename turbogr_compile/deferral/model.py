@@ -18,6 +18,7 @@ from ..capture.dynamo import CannotCapture, capture
 from ..check.validate import draws
 from ..graph.nodes import is_collective
 from ..pipeline.remarks import warn
+from ..show.console import quiet
 from . import liveness
 from .flush import READ_RAW, apart, realize
 from .record import LOCK, WAITING, Kept, Meta, Modes, Node, Source, Value, above
@@ -45,7 +46,7 @@ def deferred(
     try:
         return ModelGraph(module, inputs, compiler, always)
     except (MayNotWait, CannotCapture) as refusal:
-        if _returns_rows(module):
+        if _returns_rows(module) and not quiet():
             warn(f"this graph is computed at its call, not deferred: {_first_line(refusal)}")
         run = compiler(module, inputs)
         return lambda *given: run(*[real_of(x) for x in given])
@@ -90,6 +91,7 @@ class ModelGraph:
         self.read_raw = 0  # calls in a row whose outputs were read as they are
         self.recent: list[weakref.ref[Node]] = []
         self.large = False
+        self.never = ""  # why no call of it waits any more
         self.said: set[str] = set()
         GRAPHS.add(self)
 
@@ -106,7 +108,9 @@ class ModelGraph:
             if not self.calls:
                 self.large = sum(x.nbytes for x in inputs if isinstance(x, torch.nn.Parameter)) > BUDGET
             with torch.no_grad():
-                kept = Kept(inputs, {}, kept_of)
+                kept = Kept(inputs, {}, kept_of, waits=not why)
+            if not why and any(not s.shared and type(s.tensor) is torch.nn.Parameter for s in kept.sources):
+                why = self.never = self._say("parameters in memory that others write to are not kept for a late reader")
             node = Node(None, kept, modes, line_of_user(after_dynamo=True), self)
             node.sizes = tuple([_size(inputs[i], d) for i, d in self.symbols.values()])
             node.kind = self._kind(node)
@@ -123,27 +127,28 @@ class ModelGraph:
 
     def _not_now(self, inputs: Sequence[Any]) -> str:
         """Why this call is computed at once, or ''."""
+        if self.never:
+            return self.never
         if torch.is_inference_mode_enabled():
-            return "inference mode"
+            return self._say("calls in inference mode are not deferred")
         if not torch.is_grad_enabled() and not self.always and not any(pending(x) for x in inputs):
             return self._say(
-                "gradients are off",
                 "calls under no_grad are not deferred; options={'deferral': 'always'} defers them too, which pays "
-                "where only few rows of an output are read",
+                "where only few rows of an output are read"
             )
         if self.read_raw >= READ_RAW:
-            return self._say("raw", "outputs are read or written as they are, call after call: no longer deferred")
+            return self._say("outputs are read or written as they are, call after call: no longer deferred")
         if _torch.saved_tensors_are_hooked():
-            return self._say("hooks", "calls inside of saved-tensor hooks (activation checkpointing) are not deferred")
+            return self._say("calls inside of saved-tensor hooks (activation checkpointing) are not deferred")
         if _torch.transforms_active():
-            return self._say("transform", "calls inside of torch.func transforms are not deferred")
+            return self._say("calls inside of torch.func transforms are not deferred")
         if _torch.dispatch_modes():
-            return self._say("modes", "calls under a foreign dispatch mode are not deferred")
+            return self._say("calls under a foreign dispatch mode are not deferred")
         return ""
 
-    def _say(self, key: str, text: str) -> str:
-        if key not in self.said:
-            self.said.add(key)
+    def _say(self, text: str) -> str:
+        if text not in self.said and not quiet():
+            self.said.add(text)
             warn(text)
         return text
 

@@ -49,15 +49,16 @@ class Source:
 
     __slots__ = ("is_leaf", "requires_grad", "shared", "tensor", "twin")
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, waits: bool = True) -> None:
         self.tensor, self.requires_grad, self.is_leaf = tensor, tensor.requires_grad, tensor.is_leaf
-        self.twin: torch.Tensor | None = None
-        self.twin: torch.Tensor | None
+        self.twin: torch.Tensor | None = tensor
+        self.shared = True
+        if not waits:
+            return  # read before anybody can write to it
         if self.requires_grad and not self.is_leaf:
             # Its place in autograd's graph moves when it is written to: the twin keeps the one it has now.
             with torch.enable_grad():
                 self.twin = _Twin.apply(tensor)
-            self.shared = True
             return
         if torch.is_grad_enabled():
             with torch.no_grad():
@@ -277,9 +278,12 @@ class Node:
 class Kept:
     """Arguments of a call, as they are now; `kept` says what is kept for a tensor that is not a plain one."""
 
-    __slots__ = ("_keep", "args", "inputs", "kwargs", "sources")
+    __slots__ = ("_keep", "args", "inputs", "kwargs", "sources", "waits")
 
-    def __init__(self, args: Any, kwargs: Any, kept: Callable[[torch.Tensor], Value | Source]) -> None:
+    def __init__(
+        self, args: Any, kwargs: Any, kept: Callable[[torch.Tensor], Value | Source], waits: bool = True
+    ) -> None:
+        self.waits = waits
         self.inputs: list[Value] = []
         self.sources: list[Source] = []
         self._keep = kept
@@ -289,7 +293,7 @@ class Kept:
     def _kept(self, x: Any) -> Any:
         kind = type(x)
         if kind is torch.nn.Parameter or kind is torch.Tensor:
-            source = Source(x)
+            source = Source(x, self.waits)
             self.sources.append(source)
             return source
         if isinstance(x, torch.Tensor):

@@ -21,6 +21,7 @@ from torch import fx
 from .. import _torch
 from ..errors import TurbogrError
 from ..pipeline.remarks import warn
+from ..show.console import WAITED
 from .record import LateRead, Node, Source, Value, above
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -268,6 +269,7 @@ class _Writer:
         self._switch_grad(plan.grad)
         self.graph.output(tuple(self.results[i][k] for i, k in outputs))
         self.module.graph = self.graph
+        self.module.meta[WAITED] = _in_words(plan)
 
     def _names(self) -> dict[int, str]:
         """Dynamo's names for what model graphs read, by which people know their parameters."""
@@ -387,6 +389,13 @@ def _attribute(module: Any, path: str) -> Any:
     for part in path.split("."):
         module = getattr(module, part)
     return module
+
+
+def _in_words(plan: Plan) -> str:
+    calls = list(dict.fromkeys(where(n) for n in plan.models))
+    after = len(plan.nodes) - len(plan.models)
+    models = f"the model called at {calls[0]}" + (f" and {len(calls) - 1} more" if calls[1:] else "")
+    return f"{models} until its loss is needed, and runs it as one step with {after} recorded calls of torch"
 
 
 def where(node: Node) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
+from ..graph import costs
 from ..graph.nodes import TRAINABLE
 from ..pipeline.instrument import GraphRun
 from ..pipeline.remarks import CAPTURE, Remark, RemarkKind
@@ -12,20 +13,44 @@ from ..pipeline.remarks import CAPTURE, Remark, RemarkKind
 log = logging.getLogger("turbogr_compile")
 PACKING = "pack-rows"
 _UNTOLD = "nothing in it says which rows are padding: compare ids with the pad id, or give the loss an ignore_index"
-_told = False
+WAITED = "turbogr_waited"  # on a graph module that deferral wrote: what waited, in words
+_told = _told_of_waiting = False
+
+
+def quiet() -> bool:
+    return bool(os.environ.get("TURBOGR_QUIET"))
 
 
 def nothing_packed(run: GraphRun | None) -> None:
     """A training step of which no row is left out costs what it cost before: say so, and why."""
     global _told
-    if _told or run is None or os.environ.get("TURBOGR_QUIET"):
+    if _told or run is None or quiet():
         return
     steps = [s for s in run.steps if s.pass_.name == PACKING]
-    trained = any(n.meta.get(TRAINABLE) for n in run.graph.find_nodes(op="placeholder"))
-    if not steps or not trained or any(r.id == "packed" for r in run.remarks):
+    if not steps or not _trained(run) or _packed(run):
         return
     _told = True
     log.warning("turbogr packs nothing in graph %s: %s", run.name.partition("-")[0], _why(run.remarks))
+
+
+def step_waited(run: GraphRun | None, waited: str, padded: costs.Cost) -> None:
+    """The first training step that deferral put together: what waited for what, and what that saves."""
+    global _told_of_waiting
+    if _told_of_waiting or run is None or quiet() or not _trained(run) or not _packed(run):
+        return
+    _told_of_waiting = True
+    before, after = (costs.at_hints(c.flops, run.graph) for c in (padded, costs.cost(run.graph)))
+    saved = f"{costs.human(before)}FLOPs → {costs.human(after)}FLOPs forward in the batch seen"
+    times = f" ({before / after:.1f}x less)" if before and after else ""
+    log.warning("turbogr defers %s: %s%s", waited, saved, times)
+
+
+def _trained(run: GraphRun) -> bool:
+    return any(n.meta.get(TRAINABLE) for n in run.graph.find_nodes(op="placeholder"))
+
+
+def _packed(run: GraphRun) -> bool:
+    return any(r.id == "packed" for r in run.remarks)
 
 
 def _why(remarks: list[Remark]) -> str:
