@@ -10,8 +10,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 TORCHAIR := $(CURDIR)/$(VENV)/torchair
+LOOPS := $(CURDIR)/$(VENV)/loops
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TURBOGR_TORCHAIR := $(TORCHAIR)
+export TURBOGR_LOOPS := $(LOOPS)
 
 .PHONY: demo test test-all fuzz plant sanitize lint count setup clean
 
@@ -19,10 +21,10 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 # Two processes: most tests compile, in one thread. A file stays together, for the sake of what its tests share.
-test: setup $(TORCHAIR)/.ready
+test: setup $(TORCHAIR)/.ready $(LOOPS)/.ready
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
 
-test-all: setup $(TORCHAIR)/.ready
+test-all: setup $(TORCHAIR)/.ready $(LOOPS)/.ready
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 # A line of JSON per run is added to out/fuzz.jsonl, scripts of failures go to out/fuzz/.
@@ -75,6 +77,13 @@ setup: $(VENV)/.ready
 $(TORCHAIR)/.ready: $(VENV)/.ready
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $(TORCHAIR) "torch_npu==2.13.0" && touch $@ \
 	|| echo "torch_npu is not to be had: tests of ascend-sim are skipped"
+
+# Training loops of others, for tests of deferral. Beside the packages and without what they need: that is another torch.
+$(LOOPS)/.ready: $(VENV)/.ready
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $(LOOPS) transformers tokenizers safetensors huggingface_hub \
+	accelerate lightning pytorch-lightning lightning-utilities torchmetrics psutil regex tqdm requests httpx httpcore \
+	h11 anyio certifi idna sniffio charset-normalizer urllib3 hf-xet shellingham typer click && touch $@ \
+	|| echo "training loops are not to be had: their tests are skipped"
 
 # torch goes first and exactly: a range would pull a newer torch and its GPU libraries.
 $(VENV)/.ready: pyproject.toml

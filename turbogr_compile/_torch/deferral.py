@@ -181,6 +181,25 @@ def teach_autograd(kind: type, value_of: Callable[[Any], Any]) -> None:
 
     utils.unwrap_dead_wrappers = unwrap_dead_wrappers
     torch.autograd.backward = backward_of_values
+    if torch.distributed.is_available():
+        _teach_ddp(kind)
+
+
+def _teach_ddp(kind: type) -> None:
+    """Outputs of a DDP module that looks for unused parameters go through a function of its own, which copies them;
+    it does more only in the first step of a static graph. So these need no values there."""
+    from torch.nn.parallel import distributed
+
+    sink = distributed._DDPSink
+
+    class _Sink(sink):  # type: ignore[misc, valid-type]
+        @classmethod
+        def apply(cls, ddp: Any, *outputs: Any) -> Any:
+            if kind not in map(type, outputs) or ddp().static_graph:
+                return sink.apply(ddp, *outputs)
+            return tuple([x.clone() if isinstance(x, torch.Tensor) else x for x in outputs])
+
+    distributed._DDPSink = _Sink  # type: ignore[misc]
 
 
 def apply_as_it_is(function: Any, *args: Any) -> Any:
