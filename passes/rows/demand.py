@@ -20,7 +20,6 @@ from .calls import LIKE, arg, is_tensor, is_void, op, operand, rank_of, reduced_
 from .deciding import Keeps, decided
 from .declaration import what_it_takes
 from .facts import Facts
-from .hiding import shown
 from .meaning import Predicate, Within
 from .missed import Missed
 from .moves import Move
@@ -258,7 +257,7 @@ class DemandAnalysis:
         space = self.space_of(x)
         if space is None or x not in self.meanings.tainted or self.wanted.get(x) is ALL or not self._valid(x):
             return
-        if self.support(x) or self._shown_rows(x) or op(u).startswith("sym_") or any(m.node is u for m in self.missed):
+        if self.support(x) or self.facts.shown(x) or op(u).startswith("sym_") or any(m.node is u for m in self.missed):
             return
         flat = self.typing.flat(u) if is_tensor(u) else []
         if self.space_of(u) is None and len(set(flat)) == len(flat):
@@ -476,22 +475,12 @@ class DemandAnalysis:
 
     def _hidden(self, u: fx.Node, d: Wanted) -> bool:
         """All rows of a choice are read: those of an operand that are never chosen are not."""
-        rows = self._shown_rows(u) if d is ALL else {}
-        for x in u.all_input_nodes if rows else ():
-            self.give(x, rows.get(x, ALL))
-        return bool(rows)
-
-    def _shown_rows(self, u: fx.Node) -> dict[fx.Node, Terms]:
-        """Of operands of a choice that are chosen in some rows only."""
-        space, choices = self.space_of(u), shown(u, self.meanings)
-        if space is None or u not in self.meanings.tainted or len({x for x, _ in choices}) != len(choices):
-            return {}
-        known = {x: self.zeros.inside(predicates, space.axes) for x, predicates in choices}
-        return {
-            x: self.rows_where(space, predicates)
-            for x, predicates in known.items()
-            if predicates and self.space_of(x) == space and x in self.meanings.tainted
-        }
+        space, kept = self.space_of(u), self.facts.shown(u)
+        if d is not ALL or space is None or not kept:
+            return False
+        for x in u.all_input_nodes:
+            self.give(x, self.rows_where(space, kept[x]) if x in kept else ALL)
+        return True
 
     def lives_on(self, node: fx.Node) -> Terms | None:
         """Rows that an op along rows, or one with results that are, computes."""

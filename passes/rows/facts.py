@@ -12,6 +12,7 @@ from .attending import Attention, Attentions
 from .attention.language import Refused
 from .axes import Typing
 from .calls import is_tensor, op
+from .hiding import shown
 from .meanings import Meanings
 from .missed import Missed
 from .moves import Move, Moves
@@ -22,7 +23,7 @@ from .signs import Signs
 from .spaces import Space
 from .spans import Span
 from .telling import Telling
-from .zeros import Zeros
+from .zeros import Support, Zeros
 
 FROM_TABLES = ("embedding", "linear")
 
@@ -86,6 +87,14 @@ class Facts:
         if key not in self._mixed:
             self._mixed[key] = self.rowwise.why_mixed(node, space)
         return self._mixed[key]
+
+    def shown(self, u: fx.Node) -> dict[fx.Node, Support]:
+        """Operands of a choice that are chosen in some rows only, and predicates of those rows."""
+        space, choices = self.space_of(u), shown(u, self.meanings)
+        if space is None or u not in self.meanings.tainted or len({x for x, _ in choices}) != len(choices):
+            return {}
+        found = {x: self.zeros.inside(predicates, space.axes) for x, predicates in choices if self.space_of(x) == space}
+        return {x: predicates for x, predicates in found.items() if predicates and x in self.meanings.tainted}
 
     def _recognise(self) -> None:
         telling = Telling(self.meanings.known.with_rows(self.rows.found), self.meanings)
