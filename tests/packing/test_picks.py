@@ -137,7 +137,7 @@ def picks(lengths, width=WIDTH):
     targets, sequence = torch.randint(1, ITEMS, (count,)), torch.arange(count)
     number, mask = sequence * width + last, F.one_hot(last, width).bool()
     order = torch.randperm(count)
-    order[0] = order[1]
+    order[0] = order[-1]
     return {
         by_sequence_and_column: (ids, sequence[order], last[order], targets),
         by_column: (ids, last, targets),
@@ -161,6 +161,11 @@ def test_rows_picked_by_inputs(model, step):
 def test_of_batches_of_other_sizes(model, step):
     shapes = [(LENGTHS[0], WIDTH), ([4, 9, 2], 40), ([1, 30, 8, 2, 5], 33), ([7, 3], WIDTH), ([2, 5, 3, 1], 2 * WIDTH)]
     assert_packed(model, step, [picks(lengths, width)[step] for lengths, width in shapes])
+
+
+@pytest.mark.parametrize("step", picks([1, 2]), ids=lambda f: f.__name__)
+def test_of_one_sequence(model, step):
+    assert_packed(model, step, [picks([length])[step] for length in (5, 9, WIDTH, 1)])
 
 
 @pytest.mark.parametrize("wrong", [-1, WIDTH, -WIDTH - 1])

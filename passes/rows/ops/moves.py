@@ -252,7 +252,7 @@ def _listed(m: Moves, n: fx.Node, numbers: tuple[Any, ...]) -> Move | None:
     flat = [a for d in m.typing.atoms(n)[: max(map(rank_of, numbers))] for a in d]
     out = m.space_of(n) or Space(tuple(flat))
     inside = all(set(m.typing.flat(index)) <= set(flat) for index in numbers)
-    if into is None or not inside or set(out.axes) != set(flat) or len(set(flat)) != len(flat) or not flat:
+    if into is None or not inside or set(out.axes) != set(flat) or len(set(flat)) != len(flat):
         return None
     if not all(m.is_sized(a) for a in out.axes):
         return None
