@@ -79,13 +79,15 @@ class _Counting:
     def _pairs(self, node: fx.Node, a: Attention) -> float:
         """Of all pairs of query and key, those of rows that matter."""
         (rows, columns), (_, others) = self.batch.extent(a.queries), self.batch.extent(a.keys)
-        queries, keys = self._each(self.an.wanted.get(node), columns), self._each(self.an.wanted.get(a.value), others)
+        queries = self._each(self.an.wanted.get(node), rows, columns)
+        keys = self._each(self.an.wanted.get(a.value), rows, others)
         kept = torch.as_tensor(queries * keys).expand(rows).sum()
         return min(int(kept) / max(rows * columns * others, 1), FULLEST**2)
 
-    def _each(self, wanted: Any, columns: int) -> Any:
-        """How many rows of each sequence; all of them where that is not known."""
-        return self.batch.union(wanted).sum(1) if isinstance(wanted, frozenset) else columns
+    def _each(self, wanted: Any, rows: int, columns: int) -> Any:
+        """How many rows of each sequence; all of them where that is not known, or said of other sequences."""
+        found = self.batch.union(wanted).sum(1) if isinstance(wanted, frozenset) else None
+        return found if found is not None and len(found) in (1, rows) else columns
 
     def _size(self, rows: Terms) -> int:
         return int(self.batch.union(rows).sum())

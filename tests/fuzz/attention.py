@@ -440,7 +440,50 @@ def memory(g: Draw, x: str, v: str) -> str:
     return g.let("o", f"{s}.softmax(-1) @ {y}")
 
 
+# Rows of {x}, which of them count by {v}, and how many there are: who asks, or who is asked.
+SIDE = slot("side", {
+    "rows": ("{x}", "{v}", "N"), "but-first": ("{x}[:, 1:]", "{v}[:, 1:]", "(N - 1)"),
+    "but-last": ("{x}[:, :-1]", "{v}[:, :-1]", "(N - 1)"), "flipped": ("{x}.flip(1)", "{v}.flip(1)", "N"),
+    "first-half": ("{x}.chunk(2, 1)[0]", "{v}.chunk(2, 1)[0]", "((N + 1) // 2)"),
+    "second-part": ("{x}.tensor_split(2, 1)[1]", "{v}.tensor_split(2, 1)[1]", "(N // 2)"),
+    "every-other": ("{x}[:, ::2]", "{v}[:, ::2]", "((N + 1) // 2)"), "moved": ("{x}.roll(1, 1)", "{v}.roll(1, 1)", "N"),
+    "one-more": ("torch.cat([{x}[:, :1], {x}], 1)", "torch.cat([{v}[:, :1], {v}], 1)", "(N + 1)"),
+    "twice": ("torch.cat([{x}, {x} @ Q], 1)", "torch.cat([{v}, {v}], 1)", "(2 * N)"),
+    "interleaved": (
+        "torch.stack([{x}, {x} @ Q], 2).flatten(1, 2)", "torch.stack([{v}, {v}], 2).flatten(1, 2)", "(2 * N)",
+    ),
+    "repeated": ("{x}.repeat_interleave(2, 1)", "{v}.repeat_interleave(2, 1)", "(2 * N)"),
+    "last-column": ("{x}[:, -1:]", "{v}[:, -1:]", "1"),
+    "middle": ("{x}[:, N // 2:N // 2 + 1]", "{v}[:, N // 2:N // 2 + 1]", "1"),
+    "last": ("{x}[torch.arange(B), last][:, None]", "torch.ones(B, 1, dtype=torch.bool)", "1"),
+    "slots": ("{x}.gather(1, idx[..., None].expand(B, K, D))", "{v}.gather(1, idx)", "K"),
+    "permuted": ("{x}[:, perm]", "{v}[:, perm]", "N"),
+    "first-expanded": ("{x}[:, :1].expand(B, N, D)", "{v}[:, :1].expand(B, N)", "N"),
+    "other-sequence": ("F.embedding(cids, E2)", "(cids != 0)", "M"),
+    "shared": ("E2[shared].expand(B, K, D)", "torch.ones(B, K, dtype=torch.bool)", "K"),
+})  # fmt: skip
+
+
+def between(g: Draw, x: str, v: str) -> str:
+    """Some rows ask others: each side is cut out of the rows, or joined from them, in its own way."""
+    asks, asked = (g.word("side", SIDE) for _ in range(2))
+    (q, mq), (k, mk) = ((g.let("y", t[0].format(x=x)), g.let("b", t[1].format(v=v))) for t in (asks, asked))
+    far = f"torch.arange({asks[2]})[:, None] - torch.arange({asked[2]})"
+    a = g.let("b", g.one(
+        f"{mk}[:, None]", f"{mk}[:, None] & {mq}[:, :, None]", f"{mk}[:, None] & ({far} >= 0)",
+        f"{mk}[:, None] & (({far}).abs() <= 1)",
+    ))  # fmt: skip
+    s = g.let("s", f"{outer(projected(g, q, 'Q'))} @ {outer(projected(g, k, 'Kw'))}.mT")
+    p = g.let("p", g.one(
+        f"{s}.masked_fill(~{a}, -1e9).softmax(-1)", f"torch.where({a}, {s}, float('-inf')).softmax(-1)",
+        f"F.silu({s}) * {a}", f"{s}.sigmoid() * {a} / N",
+    ))  # fmt: skip
+    o = g.let("o", f"{p} @ {k}")
+    o = g.let("o", f"{o} * {mq}[..., None]") if g.chance(0.5) else o
+    return g.let("o", g.one(f"torch.cat([{o}, {x}], 1)[:, :N]", f"{o}.sum(1, keepdim=True).expand(B, N, D)"))
+
+
 ATTEND = slot("attend", {
     "by-hand": by_hand, "sdpa": sdpa, "mha": mha, "cross": cross, "target": target, "folded": folded,
-    "memory": memory,
+    "memory": memory, "between": between,
 })  # fmt: skip

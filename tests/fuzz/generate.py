@@ -40,12 +40,14 @@ _WEIGHTS = (
     "keys-from", "scores", "heads", "score-step", "activation", "probability", "values", "hide", "minus-infinity",
     "seen", "aside",
 )  # fmt: skip
-_ATTENTION = (*_WEIGHTS, "attend", "sdpa", "mha", "cross")
+_ATTENTION = (*_WEIGHTS, "attend", "sdpa", "mha", "cross", "side")
 _MIDDLE_OF = {
     **dict.fromkeys(_ATTENTION, "attention"),
     **{w: w for w in ("rowwise", "move", "spread", "zeroed")},
 }
-_ATTEND_OF = {**dict.fromkeys(_WEIGHTS, "by-hand"), "sdpa": "sdpa", "mha": "mha", "cross": "cross"}
+_ATTEND_OF = {
+    **dict.fromkeys(_WEIGHTS, "by-hand"), "sdpa": "sdpa", "mha": "mha", "cross": "cross", "side": "between",
+}  # fmt: skip
 
 
 def words() -> list[str]:

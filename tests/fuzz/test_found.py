@@ -72,6 +72,12 @@ KEPT_PASSES = {
         "x = F.embedding(ids, E) * (ids != 0)[..., None]\np = x.flatten(0, 1)[2::N][:, None]\nloss = (p * x).sum()",
         {"open": True},
     ),
+    "queries said twice each, in a batch of one": (
+        "v = ids != 0\nx = F.embedding(ids, E) * v[..., None]\nk = F.pad(x, (0, 0, 1, 0))[:, :-1]\n"
+        "p = (x.repeat_interleave(2, 1) @ k.mT).sigmoid() * F.pad(v, (1, 0))[:, :-1][:, None]\n"
+        "loss = (p @ k * v.repeat_interleave(2, 1)[..., None]).square().sum()",
+        {"B": 1},
+    ),
     "a product that broadcasts its bias": (
         "x = (F.embedding(ids, E) @ Q) * (ids != 0)[..., None]\n"
         "loss = torch.baddbmm(torch.zeros(1, 1, 1), x, x.mT).tanh().sum()",
