@@ -38,7 +38,7 @@ def check(
             expected, actual = outcome(step, names, values), outcome(compiled, names, values)
             tolerance = tolerance_of(computes_in(step, names, values))
             found = compare(expected, actual, tolerance)
-            verdict, text, _ = explained(found, (step, names, values), expected, actual, tolerance)
+            verdict, text, _ = explained(found, (step, names, values), expected, actual, tolerance, compiled)
             same &= verdict == "same"
             print(f"{kind}: eager {_shown(expected)}   turbogr {_shown(actual)}   {verdict} {text}")
     print(*turbogr_compile.statistics(), sep="\n")
