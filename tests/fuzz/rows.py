@@ -203,6 +203,7 @@ ROWWISE = slot(
             " {x}[{x} @ w > 0] @ Q).view(B, N, D) + {x}"
         ),
         "alive": "({x} @ Q) * {x}.abs().sum(-1, keepdim=True).sign()",
+        "bits": "{x} + {x}.detach().view(torch.int64).view(torch.float64)",
         "rotary-complex": (
             "torch.view_as_real(torch.view_as_complex(torch.stack([{x}, {x} @ Q], -1)) * torch.polar(torch.ones(N, 1),"
             " torch.arange(N).double()[:, None]))[..., 0]"
