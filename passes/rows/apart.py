@@ -131,7 +131,8 @@ def _pieces(node: fx.Node, traced: fx.Graph) -> dict[fx.Node, fx.Node] | None:
 
 def _traced(node: fx.Node, whole: bool, identity: Callable[..., Any] | None = None) -> fx.Graph | None:
     """The op as a graph of declared ops."""
-    target: Any = node.target if identity is None else identity
+    own: Any = node.target
+    target = own if identity is None else identity
 
     def parts(*values: Any) -> Any:
         each = dict(zip(node.all_input_nodes, values, strict=True))
@@ -144,7 +145,7 @@ def _traced(node: fx.Node, whole: bool, identity: Callable[..., Any] | None = No
     given = [_variable(n.meta.get("val")) for n in node.all_input_nodes]
     try:
         with _torch.outside_compilation(), torch.enable_grad():
-            graph = trace(parts, given, Phase.PRE_GRAD, apart=[node.target]).graph
+            graph = trace(parts, given, Phase.PRE_GRAD, apart=[own]).graph
     except Exception:  # decided by data, or by what a graph cannot hold
         return None
     for step in list(graph.nodes):

@@ -32,10 +32,9 @@ from .zeros import Support
 
 class Demand(Enum):
     ALL = "all rows"
-    PAIRS = "pairs of queries and keys"  # of a tensor of pairs
 
 
-ALL, PAIRS = Demand.ALL, Demand.PAIRS
+ALL = Demand.ALL
 Wanted = Demand | Terms
 
 
@@ -104,14 +103,15 @@ class DemandAnalysis:
         """Add to what is wanted of a value."""
         if not isinstance(node, fx.Node):
             return
+        self._gathered.pop(node, None)  # more is wanted of it than pairs
         if self.space_of(node) is None:
-            wanted = wanted if wanted is PAIRS else ALL
+            wanted = ALL
         elif wanted is ALL and self._is_zero_elsewhere(node):
             space = self.space_of(node)
             assert space is not None
             wanted = self.rows_where(space, self.support(node))
         have = self.wanted.get(node)
-        if have is not None and have is not wanted:
+        if have is not None:
             wanted = ALL if isinstance(have, Demand) or isinstance(wanted, Demand) else have | wanted
         self.wanted[node] = self._with_body(node, wanted)
 
@@ -127,7 +127,7 @@ class DemandAnalysis:
 
     def _with_body(self, node: fx.Node, wanted: Wanted) -> Wanted:
         """Who wants some of the body gets all of it."""
-        if isinstance(wanted, Demand) or node.op != "call_function":
+        if wanted is ALL or node.op != "call_function":
             return wanted
         space = self.space_of(node)
         body = self._merged.get(space, frozenset()) if space is not None else frozenset()
@@ -306,21 +306,23 @@ class DemandAnalysis:
             if side:
                 wanted, space = sides[side]
                 self.give(x, self.projected(wanted, space, self.space_of(x)))
-            elif gathered and self.space_of(x) is None:
+            elif gathered and (x in self._gathered or x not in self.wanted):
                 self._gathered.setdefault(x, []).extend(gathered)
-                self.give(x, PAIRS)
+                self.wanted[x] = ALL  # to be visited: it asks for rows of what it is gathered from
             else:
                 self.give(x, ALL)
         return True
 
     def _pairs(self, u: fx.Node, d: Wanted) -> bool:
         """Pairs that attentions alone read are made from rows of their queries, or of their keys."""
-        if d is not PAIRS:
+        if u not in self._gathered:
             return False
         sources = self._gathered[u]
         for x in u.all_input_nodes:
-            for wanted, space in [(w, s) for source, w, s in sources if source is x] or [(ALL, None)]:
-                self.give(x, self.projected(wanted, space, self.space_of(x)) if space is not None else wanted)
+            if all(source is not x for source, _, _ in sources):
+                self.give(x, ALL)
+        for source, wanted, space in sources:
+            self.give(source, self.projected(wanted, space, self.space_of(source)))
         return True
 
     def _keys(self, a: Attention, d: Wanted) -> Terms | None:

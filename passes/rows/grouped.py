@@ -18,7 +18,20 @@ from ... import _torch
 from ...check.stand_ins import only_computes
 from ...graph.nodes import tensor
 from .apart import Apart
-from .calls import COPIES, arg, counts_from_zero, dims_of, is_tensor, op, piece_of, product, quotient, rank_of, shape
+from .calls import (
+    COPIES,
+    arg,
+    counts_from_zero,
+    dims_of,
+    is_tensor,
+    op,
+    operand,
+    piece_of,
+    product,
+    quotient,
+    rank_of,
+    shape,
+)
 from .declaration import EVERY, row_op
 from .spaces import Space
 
@@ -47,17 +60,17 @@ def take_apart_sorted(graph: fx.Graph, analysis: RowAnalysis) -> list[Apart]:
 
 
 def _unsorted(node: fx.Node, analysis: RowAnalysis) -> Apart | None:
-    indices = arg(node, "indices")
+    indices, z = arg(node, "indices"), operand(node)
     order = _undone(indices[0]) if len(indices) == 1 else None
     if order is None:
         return None
     sorting = Sorting(order, analysis)
     try:
-        sorting.check(node.args[0])
+        sorting.check(z)
     except Unknown:
         return None
     with node.graph.inserting_before(node):
-        result = sorting.build(node.args[0])
+        result = sorting.build(z)
     node.replace_all_uses_with(result)
     return Apart(node, tuple(sorting.parts), {node: result}, by_identity=True)
 
