@@ -72,14 +72,21 @@ def _masked_index_add(x: Tensor, mask: Tensor, indices: Any, values: Tensor) -> 
     return x + aten._unsafe_masked_index_put_accumulate.default(_nothing(x), mask, indices, values)
 
 
+# What a reduction makes of an element and of what was reduced, where neither has a gradient; of truth values, any.
+_BOTH: dict[bool, dict[str, Identity]] = {
+    False: {"amax": torch.maximum, "amin": torch.minimum},
+    True: {"sum": torch.logical_or, "amax": torch.logical_or, "prod": torch.logical_and, "amin": torch.logical_and},
+}
+
+
 @_is(aten.scatter_reduce.two)
 def _scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Any:
-    if x.dtype == torch.bool or (reduce in ("amax", "amin") and x.is_floating_point()):
+    if x.is_floating_point() and reduce in ("amax", "amin"):
         return NotImplemented
-    if reduce in ("amax", "amin") or not include_self:
+    both = _BOTH[x.dtype == torch.bool].get(reduce) if include_self else None
+    if both is not None or not include_self:
         hit = torch.scatter(_nowhere(x), dim, index, True)
         written = torch.scatter_reduce(_nothing(x), dim, index, src, reduce, include_self=False)
-        both = {"amax": torch.maximum, "amin": torch.minimum}.get(reduce) if include_self else None
         return torch.where(hit, written if both is None else both(x, written), x)
     if reduce == "prod":
         return x * torch.scatter_reduce(torch.ones_like(x), dim, index, src, "prod")

@@ -50,6 +50,8 @@ CALLS = [
       for kind in ("sum", "prod", "mean", "amax") for own in (True, False)],
     *[(aten.scatter_reduce.two, (places(4, 5), 0, ROWS, places(3, 5) - 2, kind), {"include_self": own})
       for kind in ("sum", "prod", "mean", "amax", "amin") for own in (True, False)],
+    *[(aten.scatter_reduce.two, (X > 0, 0, ROWS, X[1:] > 0.3, kind), {"include_self": own})
+      for kind in ("sum", "prod", "amax", "amin") for own in (True, False)],
     (aten.scatter_reduce.two, (X, 0, ROWS, floats(3, 5).masked_fill(ROWS == 1, 0), "prod")),
     (aten.scatter.src, (X, 0, ROWS, floats(3, 5))),
     (aten.scatter.value, (X, 1, ROWS, 2.5)),
