@@ -8,7 +8,7 @@ from functools import lru_cache, wraps
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
 from .fake import ConstantSource, FakeTensor, FakeTensorMode, ShapeEnv
 
@@ -76,15 +76,11 @@ def transforms_active() -> bool:
 
 def dispatch_modes() -> list[Any]:
     """Modes of other people that see every op, and do not say that compiled code is none of their business."""
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
     return [m for m in _get_current_dispatch_mode_stack() if not m.ignore_compile_internals()]
 
 
 def without_modes() -> AbstractContextManager[Any]:
     """No mode of other people sees what runs here: compiling is none of their business."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
     return _disable_current_modes()
 
 

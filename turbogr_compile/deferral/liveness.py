@@ -42,7 +42,7 @@ def may_be_read(values: Sequence[Value]) -> list[Value]:
 
 def _leaves(value: Value) -> bool:
     """Nobody reads it, so it can leave autograd's graph: its place goes with it, unless somebody else took it up."""
-    with _torch.below_torch_function(), torch.no_grad():
+    with _torch.below_torch_function():
         value.tensor().detach_()
     return value.link() is None
 

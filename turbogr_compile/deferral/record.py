@@ -275,6 +275,9 @@ class Node:
         self.anchor = _torch.apply_as_it_is(_Anchor, self.token, compute, len(anchors), *anchors, *given)
 
 
+SCALARS = {int, float, bool, str, type(None), torch.dtype}  # no tensors inside
+
+
 class Kept:
     """Arguments of a call, as they are now; `kept` says what is kept for a tensor that is not a plain one."""
 
@@ -287,8 +290,8 @@ class Kept:
         self.inputs: list[Value] = []
         self.sources: list[Source] = []
         self._keep = kept
-        self.args = tuple([self._kept(a) for a in args])
-        self.kwargs = {k: self._kept(v) for k, v in kwargs.items()} if kwargs else {}
+        self.args = tuple([a if type(a) in SCALARS else self._kept(a) for a in args])
+        self.kwargs = {k: v if type(v) in SCALARS else self._kept(v) for k, v in kwargs.items()} if kwargs else {}
 
     def _kept(self, x: Any) -> Any:
         kind = type(x)
@@ -319,12 +322,10 @@ def tensors_of(x: Any) -> list[Any]:
 def _add_tensors(x: Any, found: list[Any]) -> None:
     if isinstance(x, torch.Tensor):
         found.append(x)
-    elif isinstance(x, (list, tuple)):
-        for item in x:
-            _add_tensors(item, found)
-    elif isinstance(x, dict):
-        for item in x.values():
-            _add_tensors(item, found)
+    elif isinstance(x, (list, tuple, dict)):
+        for item in x.values() if isinstance(x, dict) else x:
+            if type(item) not in SCALARS:
+                _add_tensors(item, found)
     elif isinstance(x, slice):
         _add_tensors((x.start, x.stop, x.step), found)
 

@@ -19,7 +19,7 @@ from .. import _torch
 from ..graph.provenance import is_library
 from .dry_run import Results, dry_run, mapped
 from .flush import compute, look, realize
-from .record import LOCK, WAITING, Kept, Link, Meta, Modes, Node, Source, Value, above, tensors_of
+from .record import LOCK, SCALARS, WAITING, Kept, Link, Meta, Modes, Node, Source, Value, above, tensors_of
 
 T = torch.Tensor
 
@@ -371,7 +371,9 @@ def kept_of(x: torch.Tensor) -> Value | Source:
 def _describe(x: Any, key: list[Any]) -> None:
     """Everything that decides the types of the results."""
     kind = type(x)
-    if kind is Deferred and x.value.real is None:
+    if kind in SCALARS:
+        key += (kind, repr(x) if kind is float else x)
+    elif kind is Deferred and x.value.real is None:
         key += (x.value.meta.key, True)
     elif isinstance(x, T):
         x = real_of(x)
@@ -389,7 +391,7 @@ def _describe(x: Any, key: list[Any]) -> None:
         for item in (x.start, x.stop, x.step):
             _describe(item, key)
     else:
-        key += (kind, repr(x) if kind is float else x)
+        key += (kind, x)
 
 
 def _counts(func: Any, args: Any) -> tuple[int, ...]:

@@ -38,11 +38,12 @@ def step_waited(run: GraphRun | None, waited: str, padded: costs.Cost) -> None:
     global _told_of_waiting
     if _told_of_waiting or run is None or quiet() or not _trained(run) or not _packed(run):
         return
-    _told_of_waiting = True
     before, after = (costs.at_hints(c.flops, run.graph) for c in (padded, costs.cost(run.graph)))
-    saved = f"{costs.human(before)}FLOPs → {costs.human(after)}FLOPs forward in the batch seen"
-    times = f" ({before / after:.1f}x less)" if before and after else ""
-    log.warning("turbogr defers %s: %s%s", waited, saved, times)
+    if not before or not after or after >= before:
+        return
+    _told_of_waiting = True
+    flops = f"{costs.human(before, 'FLOPs')} → {costs.human(after, 'FLOPs')}"
+    log.warning("turbogr defers %s: %s forward in the batch seen (%.1fx less)", waited, flops, before / after)
 
 
 def _trained(run: GraphRun) -> bool:
