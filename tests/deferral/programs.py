@@ -60,6 +60,18 @@ class Broken(SASRec):
         return self.head(self.body.layers[1](x, future, pad))
 
 
+class Twice(torch.autograd.Function):
+    """A function that asks nobody for values, and has a backward of its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
 def cross_entropy(logits, target=Y):
     return F.cross_entropy(logits.view(-1, logits.size(-1)), target.view(-1), ignore_index=0)
 

@@ -7,9 +7,15 @@ import warnings
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from pipelines import PASSES
+from sharded_models import Model, batch, sharded_model
 from torch import nn
+from torch.distributed._functional_collectives import all_reduce
 
+import turbogr_compile
+from turbogr_compile.runtime.sharding import RowSGD, average_gradients
 from turbogr_compile.testing import Flops
 
 DDP = nn.parallel.DistributedDataParallel
@@ -90,3 +96,76 @@ def _with_the_loss_inside(model: nn.Module, rank: int) -> float:
             step(*batch).backward()
             first = first or flops.total
     return float(flops.total - first)
+
+
+# --- graphs that exchange data --------------------------------------------------------------------------
+
+
+class Tables(Model):
+    """Rows of scores, with a table over all ranks."""
+
+    def forward(self, ids: torch.Tensor, wanted: torch.Tensor, user: torch.Tensor) -> torch.Tensor:
+        h = self.out(torch.tanh(self.inner(self.items(ids) + self.users(user)[:, None])))
+        return h * self.items(wanted)
+
+
+def sharded(rank: int, world: int, how: str) -> dict[str, Any]:
+    """A sharded table, its loss outside, and a rank that alone looks at what came out: as without deferral."""
+    losses = {}
+    for deferral in (False, True):
+        torch._dynamo.reset()
+        model = sharded_model(Tables().double(), "rows")
+        rows, dense = RowSGD(model, lr=0.1), torch.optim.SGD(model.parameters(), 0.1)
+        options = {"codegen": "aten", "on_error": "raise", "passes": [PASSES[how]], "deferral": deferral}
+        run = torch.compile(model, backend="turbogr", dynamic=True, options=options)
+        batches = [batch(rank, number) for number in range(6)]
+        losses[deferral] = []
+        for given in batches if how == "sync" else turbogr_compile.ahead(batches):
+            model.zero_grad()
+            scores = run(*given)
+            loss = F.softplus(-scores.sum(-1)).mean()
+            loss.backward()
+            average_gradients(model)
+            dense.step(), rows.step()
+            if rank == 0:
+                losses[deferral].append(scores.mean().item())
+            losses[deferral].append(loss.item())
+    return {"worst": max(abs(a - b) for a, b in zip(losses[False], losses[True], strict=True))}
+
+
+class Averaged(nn.Module):
+    """Rows that are centred over all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items, self.head = nn.Embedding(50, 16, padding_idx=0), nn.Linear(16, 50)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.items(ids)
+        return self.head(x - all_reduce(x.mean((0, 1)), "sum", dist.group.WORLD) / dist.get_world_size())
+
+
+def collective(rank: int, world: int) -> dict[str, Any]:
+    """A collective inside of the model. One rank alone reads its output, another one never does."""
+    warnings.simplefilter("ignore")
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    theirs = Averaged()
+    ours = copy.deepcopy(theirs)
+    called = torch.compile(ours, backend="turbogr", options={"target": "eager", "deferral": True})
+    seen: list[list[float]] = [[], []]
+    for model, run, found in ((theirs, theirs, seen[0]), (ours, called, seen[1])):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for ids, target in _batches(rank):
+            optimizer.zero_grad()
+            logits = run(ids)
+            loss = F.cross_entropy(logits.view(-1, 50), target.view(-1), ignore_index=0)
+            loss.backward()
+            optimizer.step()
+            if rank == 0:
+                found.append(logits.sum().item())
+            unread = run(ids)
+            if rank == 0:
+                found.append(unread.sum().item())
+            found.append(loss.item())
+    return {"worst": max(abs(a - b) for a, b in zip(*seen, strict=True))}

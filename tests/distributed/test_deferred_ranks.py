@@ -1,17 +1,24 @@
-"""Deferral and DDP on two ranks: all orders of wrapping, unused parameters, and reads on one rank alone."""
+"""Deferral on two ranks: DDP in all orders of wrapping, tables over ranks, collectives, reads on one rank alone."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
-from .deferred_ranks import ddp
-from .ranks import run_several
+sys.path.insert(0, str(Path(__file__).parent))  # ranks import these modules by their bare names
+
+from deferred_ranks import collective, ddp, sharded
+from ranks import run_several
 
 ORDERS = ("ddp(compile(model))", "compile(ddp(model))", "model.compile()")
 CALLS = {
     **{order: (ddp, {"order": order}) for order in ORDERS},
     "unused parameters": (ddp, {"order": ORDERS[0], "find_unused": True}),
     "reads on one rank": (ddp, {"order": ORDERS[0], "reads": True}),
+    **{f"sharded table, {how}": (sharded, {"how": how}) for how in ("sync", "prefetch", "semi")},
+    "a collective in the model": (collective, {}),
 }
 
 

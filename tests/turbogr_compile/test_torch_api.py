@@ -484,14 +484,32 @@ class Doubled(torch.autograd.Function):
 
 def test_arguments_of_functions_and_roots_of_backwards_can_be_replaced(monkeypatch):
     from torch._functorch import utils
+    from torch.nn.parallel import distributed
 
     monkeypatch.setattr(utils, "unwrap_dead_wrappers", utils.unwrap_dead_wrappers)
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
+    monkeypatch.setattr(distributed, "_DDPSink", distributed._DDPSink)
     x, other = torch.ones(2, requires_grad=True), torch.full((2,), 3.0, requires_grad=True)
     _torch.teach_autograd.__wrapped__(torch.Tensor, lambda a: other if a is x else a)
     assert Doubled.apply(x).tolist() == [6, 6] and _torch.apply_as_it_is(Doubled, x).tolist() == [2, 2]
     torch.autograd.backward([x], [torch.ones(2)])
     assert x.grad is None and other.grad.tolist() == [1, 1]
+
+
+def test_outputs_of_ddp_with_unused_parameters_are_copied_where_they_are_of_a_kind(monkeypatch):
+    from torch.nn.parallel import distributed
+
+    class Kind(torch.Tensor):
+        pass
+
+    monkeypatch.setattr(distributed, "_DDPSink", distributed._DDPSink)
+    _torch.deferral._teach_ddp(Kind)
+    ddp = SimpleNamespace(static_graph=False, _ddp_sink_clone=True)
+    plain, ours = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True).as_subclass(Kind)
+    (out,) = distributed._DDPSink.apply(lambda: ddp, plain)
+    assert "Sink" in type(out.grad_fn).__name__
+    copied, number = distributed._DDPSink.apply(lambda: ddp, ours, 3)
+    assert "Clone" in type(copied.grad_fn).__name__ and number == 3 and torch.equal(copied, ours)
 
 
 def test_autograd_can_be_reached_from_below():

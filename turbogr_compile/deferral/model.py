@@ -15,8 +15,8 @@ from torch import fx
 
 from .. import _torch
 from ..capture.dynamo import CannotCapture, capture
+from ..check.stand_ins import may_act, reaches_others
 from ..check.validate import draws
-from ..graph.nodes import is_collective
 from ..pipeline.remarks import warn
 from ..show.console import quiet
 from . import liveness
@@ -78,7 +78,7 @@ class ModelGraph:
     def __init__(self, module: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, always: bool) -> None:
         self.serial = next(_serial)
         self.always = always
-        self.random = _checked(module, inputs)
+        self.random, self.acts = _checked(module, inputs)
         self.names = [n.name for n in module.graph.find_nodes(op="placeholder")]
         self.symbols, self.size_inputs = _symbols(module)
         self.outputs = _outputs(module)
@@ -97,8 +97,9 @@ class ModelGraph:
 
     @property
     def once(self) -> bool:
-        """A call runs once: dropout would draw again, or old parameters are too large to keep."""
-        return self.random or self.large
+        """A call runs once: dropout would draw again, an op of the user's may count its calls, or old parameters are
+        too large to keep."""
+        return self.random or self.acts or self.large
 
     def __call__(self, *inputs: Any) -> Any:
         with LOCK, apart():
@@ -233,8 +234,9 @@ def _size(x: Any, dim: int | None) -> int:
 # --- reading Dynamo's graph -----------------------------------------------------------------------------
 
 
-def _checked(module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Raises where a graph may not wait; else says whether it draws random numbers."""
+def _checked(module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[bool, bool]:
+    """Raises where a graph may not wait; else says whether it draws random numbers, and whether it may do more than
+    compute."""
     goes_on = any(type(x) is Deferred for x in inputs)  # after a graph break, or a loss compiled apart
     if not goes_on and not _returns_rows(module):
         raise MayNotWait("it returns no tensor with rows")
@@ -244,7 +246,8 @@ def _checked(module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     captured = capture(module, inputs).module
     if any(n.target is torch.ops.aten.copy_.default for n in captured.graph.nodes):
         raise MayNotWait("it writes to its inputs")
-    if any(is_collective(n) for n in captured.graph.nodes):
+    # A rank that reads nothing would never run it, and one that reads late would run it alone: others would wait.
+    if any(reaches_others(n) for n in captured.graph.nodes):
         raise MayNotWait("it exchanges data with other ranks, which must happen where all ranks are")
     given = {_torch.StorageWeakRef(v.untyped_storage()) for n in module.graph.find_nodes(op="placeholder")
              if isinstance(v := n.meta.get("example_value"), T)}  # fmt: skip
@@ -259,7 +262,8 @@ def _checked(module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
             if memory in returned:
                 raise MayNotWait("two of its outputs share memory")
             returned.add(memory)
-    return any(draws(n) for n in captured.graph.nodes if n.op == "call_function")
+    calls = [n for n in captured.graph.nodes if n.op == "call_function"]
+    return any(map(draws, calls)), any(map(may_act, calls))
 
 
 def _returns_rows(module: fx.GraphModule) -> bool:
