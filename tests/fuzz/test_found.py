@@ -134,3 +134,23 @@ def test_a_piece_all_of_whose_rows_are_read(pieces: int) -> None:
     read = f"x.chunk({pieces}, 1)[-1][:, 0].sum() + x[ids != 0].pow(2).sum()"
     body = f"x = torch.tanh(F.embedding(ids, E))\nloss = {read}"
     assert judge(program(body)).status == "same"
+
+
+REPEATED = {
+    "for each row": "(z[:, :, None, None] @ Q.expand(B, N, 1, D, D)).flatten(2)",
+    "for each column": "(z.transpose(0, 1) @ Q.expand(N, D, D)).transpose(0, 1)",
+    "for each sequence": "torch.bmm(z, Q.repeat(B, 1, 1))",
+    "for each row and head": "(z[:, :, None, None] @ torch.stack([Q, O]).expand(B, N, 2, D, D)).flatten(3).sum(2)",
+    "from other rows": "(z[:, :, None] @ F.embedding(cids, E2)[:, :1, :, None].expand(B, N, D, D)).squeeze(2)",
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+@pytest.mark.parametrize("sizes", [{}, {"B": 1}, {"B": 4, "N": 4, "D": 4}])
+def test_matrices_repeated_for_rows(name: str, sizes: dict[str, int]) -> None:
+    """Every repetition is the same, those for pads included; and the first row may be a pad."""
+    body = (
+        f"z = torch.tanh(F.embedding(ids, E))\no = {REPEATED[name]}\nloss = (o * (ids != 0)[..., None]).square().sum()"
+    )
+    verdict = judge(program(body, "left", "holes", "some-empty", "right", **sizes))
+    assert verdict.status == "same" and verdict.packed_calls >= 3, verdict.notes

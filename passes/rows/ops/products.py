@@ -89,7 +89,8 @@ def _product_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
     if rank_of(y) <= 2 and r.free(y, s):
         return None if r.covers(x, s) else "a product of values with other rows"
     if _is_repeated(r.typing, y, set(s.axes)) and r.covers(x, s) and min(rank_of(x), rank_of(y)) > 1:
-        return None  # a matrix for each head, say
+        own = r.free(y, s) or r.space_of(_before_repetition(y)) is None
+        return None if own else "matrices made from other rows"  # else a matrix for each head, say
     batch = r.typing.atoms(n)[:-2]
     rows = [a for d in batch for a in d if a in s.axes]
     same = rank_of(x) == rank_of(y) == rank_of(n) and sorted(rows) == sorted(s.axes)
@@ -107,6 +108,12 @@ def _is_repeated(t: Typing, y: Any, rows: set[int]) -> bool:
     if op(y) in REPEATS:
         return _only_repeats(t, y, left) and _is_repeated(t, operand(y), left & set(t.flat(operand(y))))
     return op(y) in VIEWS | COPIES and y not in t.untyped and _is_repeated(t, operand(y), left)
+
+
+def _before_repetition(y: Any) -> Any:
+    while op(y) in {*REPEATS, *VIEWS, *COPIES}:
+        y = operand(y)
+    return y
 
 
 def _only_repeats(t: Typing, y: fx.Node, rows: set[int]) -> bool:
@@ -157,10 +164,10 @@ def _by_matrices(e: Emitter, n: fx.Node, x: fx.Node, y: fx.Node, chosen: RowSet)
     mine = [of_x[d] for d, _ in e.kept(x, axes)]
     gone = {letter for letter in of_x if letter not in mine}  # rows, beside which a matrix has one index
     kept = [(of_y[d], size) for d, size in e.kept(y, axes) if of_y[d] not in gone]
-    matrices = e.dense(y)
     atoms = e.typing.flat(y)
-    if set(atoms) & set(axes):  # any of its repetitions
-        matrices = e.reshape(matrices, [e.typing.axes.size(a) for a in atoms])
+    matrices = e.dense(y)
+    if set(atoms) & set(axes):  # any of its repetitions, as captured: of those in packed rows the first may be a pad
+        matrices = e.reshape(y, [e.typing.axes.size(a) for a in atoms])
         for d, a in enumerate(atoms):
             matrices = e.call(aten.slice.Tensor, matrices, d, 0, 1) if a in axes else matrices
     if shape(y) != [size for _, size in kept]:
