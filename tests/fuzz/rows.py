@@ -64,6 +64,10 @@ ZEROED = slot(
         "assigned": "torch.where({v}[..., None], {x}, torch.zeros_like({x}))",
         "minus": "{x} - {x} * (~{v})[..., None]",
         "fill-other": "{x}.masked_fill(~{v}[..., None], 0.5)",
+        "or-parameter": "torch.where({v}[..., None], {x}, w)",
+        "or-itself": "torch.where({v}[..., None], {x} @ Q, {x}.tanh())",
+        "shown-elsewhere": "torch.where({v}[..., None], 0.3, {x})",
+        "minus-infinity": "{x}.masked_fill(~{v}[..., None], float('-inf')).clamp(min=-5)",
         "index-put": "{x}.index_put(((~{v}).nonzero(as_tuple=True)), torch.zeros(()))",
     },
 )
@@ -203,6 +207,11 @@ ROWWISE = slot(
             " {x}[{x} @ w > 0] @ Q).view(B, N, D) + {x}"
         ),
         "alive": "({x} @ Q) * {x}.abs().sum(-1, keepdim=True).sign()",
+        "matrix-per-row": "({x}[:, :, None, None] @ Q.expand(B, N, 1, D, D)).flatten(2)",
+        "matrix-per-column": "({x}.transpose(0, 1) @ Q.expand(N, D, D)).transpose(0, 1)",
+        "matrix-per-sequence": "torch.bmm({x}, Q.repeat(B, 1, 1))",
+        "matrix-per-head": "({x}[:, :, None, None] @ torch.stack([Q, O])).sum((2, 3))",
+        "matrix-of-sequence": "{x} @ (F.embedding(label, E2)[:, :, None] * w)",
         "bits": "{x} + {x}.detach().view(torch.int64).view(torch.float64)",
         "rotary-complex": (
             "torch.view_as_real(torch.view_as_complex(torch.stack([{x}, {x} @ Q], -1)) * torch.polar(torch.ones(N, 1),"
@@ -321,6 +330,11 @@ MOVE = slot(
         "rows-written": "{x}.slice_scatter({x}[:, :1] * 2, 1, N - 1, N)",
         "row-written": "{x}.select_scatter({x}[:, 0] * 0.5, 1, -1)",
         "half-turn": "{x}.rot90(2, (1, 2))",
+        "put-by-sequence-and-column": "{x}.index_put((torch.arange(B)[:, None], pos), {x}.tanh())",
+        "any-row": "{x}[label[:, None] % B, pos]",
+        "any-sequence": "{x}[label % B]",
+        "scattered-over": "{x}.scatter(1, pos[:, :1, None].expand(B, 1, D), {x}[:, :1].tanh())",
+        "written-by-mask": "{x}.masked_scatter({v}[..., None], {x} * 2)",
         "moved-dims": "{x}.movedim(1, 0).flip(0).movedim(0, 1)",
         "repeated-edge-row": "F.pad({x}.mT, (1, 0), mode='replicate').mT[:, :-1]",
         "reflected-rows": "F.pad({x}.mT, (1, 1), mode='reflect').mT[:, :N] if N > 2 else {x}",
@@ -439,6 +453,11 @@ SPREAD = slot(
             "{x} + {x}.gather(1, ({x} @ w).masked_fill(~{v}, -1e9).topk(1, 1).indices[..., None].expand(B, 1, D))"
         ),
         "whole-pool": "{x} + F.adaptive_max_pool1d({x}.mT, 1).mT",
+        "cumprod": "(1 + {x}.tanh() * 0.3).cumprod(1)",
+        "cummin": "{x}.cummin(1)[0]",
+        "logcumsumexp": "{x}.logcumsumexp(1)",
+        "sorted-rows": "{x}.masked_fill(~{v}[..., None], -3.0).sort(1).values",
+        "running-mean": ("torch.where({v}[..., None], {x}, 0.0).cumsum(1) / torch.arange(1, N + 1)[:, None]"),
         "fourier-of-rows": "torch.fft.fft({x} * {v}[..., None], dim=1).real",
         "instance-norm": "F.instance_norm({x}.mT).mT if N > 1 else {x}",
         "norm-of-rows": "F.normalize({x} * {v}[..., None], dim=1)",
