@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -134,6 +135,21 @@ def test_a_piece_all_of_whose_rows_are_read(pieces: int) -> None:
     read = f"x.chunk({pieces}, 1)[-1][:, 0].sum() + x[ids != 0].pow(2).sum()"
     body = f"x = torch.tanh(F.embedding(ids, E))\nloss = {read}"
     assert judge(program(body)).status == "same"
+
+
+COUNTED = {
+    "hits of a sequence": "((x @ w > 0) & v).sum(1)",
+    "hits of all": "((x @ w > 0) & v).sum()",
+    "small numbers": "((x @ w).long() * v).int().sum(1)",
+    "hits of features too": "((x > 0) & v[..., None]).sum((1, 2))",
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_what_is_counted_beside_the_loss(name: str) -> None:
+    body = f"v = ids != 0\nx = torch.tanh(F.embedding(ids, E))\nmetric = {COUNTED[name]}\nloss = x[v].sum()"
+    verdict = judge(replace(program(body), outputs=("metric",)))
+    assert (verdict.status, verdict.packed_calls) == ("same", 3), verdict.notes
 
 
 REPEATED = {

@@ -53,7 +53,8 @@ def summed(e: Values, n: fx.Node, decision: Sums) -> fx.Node:
     whole = set(chosen.space.sequence) <= lost
     y = _silenced(e, x, chosen) if whole and chosen.rounded else e.packed(x, chosen)
     others = [e.position(x, d, chosen) for d, _ in e.kept(x, axes) if d in gone]
-    dtype = {"dtype": arg(n, "dtype")} if arg(n, "dtype") is not None else {}
+    # Whole numbers and truth values are added up as i64.
+    dtype = {"dtype": value_of(n).dtype} if value_of(n).dtype != value_of(x).dtype else {}
     if others:
         y = e.call(aten.sum.dim_IntList, y, others, **dtype)
     if whole:
