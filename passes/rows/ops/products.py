@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
-from ..calls import COPIES, VIEWS, arg, einsum_labels, is_tensor, op, operand, operands, quotient, rank_of, shape
+from ..calls import (
+    COPIES,
+    VIEWS,
+    arg,
+    einsum_labels,
+    is_tensor,
+    op,
+    operand,
+    operands,
+    product,
+    quotient,
+    rank_of,
+    shape,
+)
 from ..declaration import EVERY, row_op
 from ..zeros import NOWHERE_KNOWN
 from . import moves
@@ -23,6 +37,7 @@ if TYPE_CHECKING:
     from ..zeros import Support, Zeros
 
 aten = torch.ops.aten
+MOST_COPIED = 4  # times as large as a row may be what each row of a sequence gets a copy of
 REPEATS = ("expand", "broadcast_to", "expand_as", "repeat", "tile")
 
 
@@ -88,16 +103,44 @@ def _product_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
         return "a product over rows"
     if rank_of(y) <= 2 and r.free(y, s):
         return None if r.covers(x, s) else "a product of values with other rows"
-    if _is_repeated(r.typing, y, set(s.axes)) and r.covers(x, s) and min(rank_of(x), rank_of(y)) > 1:
+    plain = op(n) in ("matmul", "bmm") and min(rank_of(x), rank_of(y)) > 1
+    if plain and _is_repeated(r.typing, y, set(s.axes)) and r.covers(x, s):
         own = r.free(y, s) or r.space_of(_before_repetition(y)) is None
         return None if own else "matrices made from other rows"  # else a matrix for each head, say
     batch = r.typing.atoms(n)[:-2]
     rows = [a for d in batch for a in d if a in s.axes]
     same = rank_of(x) == rank_of(y) == rank_of(n) and sorted(rows) == sorted(s.axes)
-    if not same or not r.covers(x, s) or not r.covers(y, s):
-        return "a product of values with other rows"
-    aligned = r.typing.atoms(x)[:-2] == r.typing.atoms(y)[:-2] == batch
-    return None if aligned else "a product of values with other rows"
+    same = same and r.covers(x, s) and r.covers(y, s)
+    if same and r.typing.atoms(x)[:-2] == r.typing.atoms(y)[:-2] == batch:
+        return None
+    return None if _is_of_sequences(r.typing, n, x, y, s) else "a product of values with other rows"
+
+
+def _letters(n: fx.Node, x: fx.Node, y: fx.Node) -> tuple[list[str], list[str], list[str]]:
+    """Dims of a product's operands and result, lined up; 'z' is contracted."""
+    rank = rank_of(n)
+    out = list(ascii_lowercase[:rank])
+    return [*out[rank - rank_of(x) : -1], "z"], [*out[rank - rank_of(y) : -2], "z", out[-1]], out
+
+
+def _is_of_sequences(t: Typing, n: fx.Node, x: fx.Node, y: fx.Node, s: Space) -> bool:
+    """Rows times something that their sequence has one of: a candidate against its history, say."""
+    if op(n) not in ("matmul", "bmm") or min(rank_of(x), rank_of(y)) < 2:
+        return False
+    of_x, of_y, _ = _letters(n, x, y)
+    places = [{a: letter for letter, atoms in zip(of, t.atoms(v), strict=True) for a in atoms if a in s.axes}
+              for of, v in ((of_x, x), (of_y, y))]  # fmt: skip
+    counted = [[a for a in t.flat(v) if a in s.axes] for v in (x, y)]
+    if any(len(set(axes)) != len(axes) for axes in counted) or any("z" in at.values() for at in places):
+        return False
+    whole = [v for v, at in zip((x, y), places, strict=True) if set(at) == set(s.axes)]
+    aligned = all(places[1].get(a, letter) == letter for a, letter in places[0].items())
+    if len(whole) != 1 or not aligned:
+        return False
+    (rows,) = whole
+    other = y if rows is x else x
+    sizes = [product(t.axes.size(a) for a in t.flat(v) if a not in s.axes) for v in (rows, other)]
+    return all(isinstance(size, int) for size in sizes) and sizes[1] <= MOST_COPIED * sizes[0]
 
 
 def _is_repeated(t: Typing, y: Any, rows: set[int]) -> bool:
@@ -150,31 +193,39 @@ def _zeros(z: Zeros, n: fx.Node) -> Support:
 def _matmul_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     x: Any = n.args[0]
     y: Any = n.args[1]
-    if rank_of(y) > 2 and rank_of(x) > 1 and _is_repeated(e.typing, y, set(chosen.space.axes)):
-        return _by_matrices(e, n, x, y, chosen)
+    repeated = rank_of(y) > 2 and rank_of(x) > 1 and _is_repeated(e.typing, y, set(chosen.space.axes))
+    if repeated or _is_of_sequences(e.typing, n, x, y, chosen.space):
+        return _by_letters(e, n, x, y, chosen)
     free = e.an.rowwise.free(y, chosen.space)
     return e.call(aten.matmul.default, e.packed(x, chosen), e.dense(y) if free else e.packed(y, chosen))
 
 
-def _by_matrices(e: Emitter, n: fx.Node, x: fx.Node, y: fx.Node, chosen: RowSet) -> fx.Node:
-    """Rows times matrices that are the same for all rows, one for each index along the other dims."""
-    letters, rank, axes = ascii_lowercase, rank_of(n), chosen.space.axes
-    of_x = [*letters[rank - rank_of(x) : rank - 1], "z"]
-    of_y = [*letters[rank - rank_of(y) : rank - 2], "z", letters[rank - 1]]
-    mine = [of_x[d] for d, _ in e.kept(x, axes)]
-    gone = {letter for letter in of_x if letter not in mine}  # rows, beside which a matrix has one index
-    kept = [(of_y[d], size) for d, size in e.kept(y, axes) if of_y[d] not in gone]
-    atoms = e.typing.flat(y)
-    matrices = e.dense(y)
-    if set(atoms) & set(axes):  # any of its repetitions, as captured: of those in packed rows the first may be a pad
-        matrices = e.reshape(y, [e.typing.axes.size(a) for a in atoms])
+def _by_letters(e: Emitter, n: fx.Node, x: fx.Node, y: fx.Node, chosen: RowSet) -> fx.Node:
+    """As an einsum: of rows, and of what is the same for all of them or for those of a sequence."""
+    axes, (of_x, of_y, out) = chosen.space.axes, _letters(n, x, y)
+    kept = {out[d] for d, _ in e.kept(n, axes)} | {"z"}
+    texts, values = [], []
+    for of, v in ((of_x, x), (of_y, y)):
+        dims = [(of[d], size) for d, size in e.kept(v, axes)]
+        mine = [(letter, size) for letter, size in dims if letter in kept]  # others stand beside rows, and are one
+        repeated = _is_repeated(e.typing, v, set(axes))
+        value = _any_of(e, v, axes) if repeated else e.packed(v, chosen)
+        if mine != dims or (repeated and shape(v) != [size for _, size in mine]):
+            value = e.reshape(value, [*([] if repeated else [-1]), *[size for _, size in mine]])
+        texts.append("".join(["" if repeated else "T", *[letter for letter, _ in mine]]))
+        values.append(value)
+    result = "".join(out[d] for d, _ in e.kept(n, axes))
+    return e.call(aten.einsum.default, f"{','.join(texts)}->T{result}", values)
+
+
+def _any_of(e: Emitter, v: fx.Node, axes: Sequence[int]) -> fx.Node:
+    """Any of its repetitions."""
+    value, atoms = e.dense(v), e.typing.flat(v)
+    if set(atoms) & set(axes):  # as captured: of those in packed rows the first may be a pad
+        value = e.reshape(v, [e.typing.axes.size(a) for a in atoms])
         for d, a in enumerate(atoms):
-            matrices = e.call(aten.slice.Tensor, matrices, d, 0, 1) if a in axes else matrices
-    if shape(y) != [size for _, size in kept]:
-        matrices = e.reshape(matrices, [size for _, size in kept])
-    text = f"T{''.join(mine)},{''.join(letter for letter, _ in kept)}"
-    result = "".join(letters[d] for d, _ in e.kept(n, axes))
-    return e.call(aten.einsum.default, f"{text}->T{result}", [e.packed(x, chosen), matrices])
+            value = e.call(aten.slice.Tensor, value, d, 0, 1) if a in axes else value
+    return value
 
 
 def _addmm_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
