@@ -106,7 +106,7 @@ class Compilation:
             self._refused(module, refusal)
             # Eager raises where a saved value was written to; a target that makes graphs functional would not.
             return module.forward if refusal.id in VERSIONED else self._lower_refused(module, inputs)
-        waited = module.meta.get(WAITED)
+        waited = module.meta.get(WAITED, "")
         padded = cost(captured.module.graph) if waited else None
         run = self._run(Phase.PRE_GRAD, Role.CAPTURED, captured.module, inputs)
         if torch.is_grad_enabled():  # whoever evaluates may want every row

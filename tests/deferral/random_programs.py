@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import random
+import re
 import sys
 import time
 import traceback
@@ -20,6 +21,7 @@ import warnings
 from collections import Counter
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -252,7 +254,14 @@ class Writer:
             self.say(f"seen.append(torch.ones_like({rows}).sum())")
 
 
-def world(called):
+def on_ranks(source):
+    """The program for several ranks: the first alone reads, and all average gradients before a step."""
+    return re.sub(r"^(\s*)(seen\.append)", r"\1if rank == 0: \2", source, flags=re.M).replace(
+        "opt.step()", "average(); opt.step()"
+    )
+
+
+def world(called, rank=0):
     """Models, data and an optimizer, the same for every program and both sides."""
     torch.manual_seed(0)
     models = MODELS[called]
@@ -261,6 +270,7 @@ def world(called):
         model.zero_grad(set_to_none=True)
     ids = torch.tensor([[1, 2, 3, 0, 0], [4, 5, 0, 0, 0], [6, 1, 2, 3, 0]])
     target = torch.tensor([[2, 3, 0, 0, 0], [5, 0, 0, 0, 0], [1, 2, 3, 0, 0]])
+    ids, target = ids.roll(rank, 0), target.roll(rank, 0)
     parameters = [p for model in models["plain"] for p in model.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     seen = []
@@ -287,10 +297,18 @@ EXPECTED = ("modified by an inplace operation", "backward through the graph a se
             "unbound_local", "cannot access local", "NoneType", "in-place")  # fmt: skip
 
 
+def average(parameters):
+    for p in parameters:
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+
 def outcome(source, ours):
-    scope = {"torch": torch, "F": F, "Twice": Twice}
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    args, parameters, seen = world(ours, rank)
+    scope = {"torch": torch, "F": F, "Twice": Twice, "rank": rank, "average": lambda: average(parameters)}
     exec(compile(source, f"<program {ours}>", "exec"), scope)
-    args, parameters, seen = world(ours)
     for graph in GRAPHS:
         graph.read_raw = 0
     WAITING.clear()
@@ -306,6 +324,7 @@ def run(seed, op_by_op=False):
     """'same', 'both raise', 'only eager raises', or a text about the difference; and the program."""
     prepare()
     source = Writer(seed).program(random.Random(seed).randrange(4, 14))
+    source = on_ranks(source) if dist.is_initialized() else source
     verdict = judged(source) if not op_by_op else without_compiler(source)
     if verdict not in FINE and not op_by_op and without_compiler(source) in FINE:
         verdict = f"THE COMPILER, not deferral: {verdict}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -96,6 +98,23 @@ def _with_the_loss_inside(model: nn.Module, rank: int) -> float:
             step(*batch).backward()
             first = first or flops.total
     return float(flops.total - first)
+
+
+def programs(rank: int, world: int, first: int, count: int) -> dict[str, Any]:
+    """Random user programs whose reads happen on one rank alone: what became of them, and those that differ."""
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from tests.deferral import random_programs
+
+    warnings.simplefilter("ignore")
+    torch.set_default_dtype(torch.float64)
+    found: dict[str, Any] = {"fine": 0}
+    for seed in range(first, first + count):
+        verdict, source = random_programs.run(seed)
+        if verdict in random_programs.FINE:
+            found["fine"] += 1
+        else:
+            found[f"seed {seed}"] = f"{verdict}\n{source}"
+    return found
 
 
 # --- graphs that exchange data --------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # ranks import these modules by their bare names
 
-from deferred_ranks import collective, ddp, sharded
-from ranks import run_several
+from deferred_ranks import collective, ddp, programs, sharded
+from ranks import run_ranks, run_several
 
 ORDERS = ("ddp(compile(model))", "compile(ddp(model))", "model.compile()")
 CALLS = {
@@ -35,3 +35,7 @@ def test_trains_as_in_eager(found, case):
 @pytest.mark.parametrize("case", [*ORDERS, "unused parameters"])
 def test_is_packed_as_with_the_loss_inside(found, case):
     assert all(rank["flops"] > 1.8 and rank["of the whole step"] <= 1.02 for rank in found[case]), found[case]
+
+
+def test_random_programs_that_one_rank_reads():
+    assert [rank == {"fine": 10} for rank in run_ranks(programs, 2, first=0, count=10)] == [True, True]

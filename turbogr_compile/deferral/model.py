@@ -221,8 +221,8 @@ class _Kind:
         for i, (kind, what) in enumerate(outputs):
             if kind == "tensor":
                 shape, stride, dtype, device, requires_grad = what
-                at = [[_at(s, sizes) for s in which] for which in (shape, stride)]
-                self.metas[i] = Meta(*at, dtype, device, requires_grad and grad)
+                shape, stride = ([_at(s, sizes) for s in which] for which in (shape, stride))
+                self.metas[i] = Meta(shape, stride, dtype, device, requires_grad and grad)
 
 
 def _size(x: Any, dim: int | None) -> int:

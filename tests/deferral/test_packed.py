@@ -1,0 +1,113 @@
+"""Losses outside of the model, however they are written: the FLOPs of the same step with the loss inside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from turbogr_compile import _torch
+from turbogr_compile.testing import Flops
+
+from .programs import IDS, MASK, Broken, SASRec, Y, compiled, cross_entropy, made, worst
+
+LAST = (IDS != 0).sum(1) - 1
+
+
+def rows_by_index(z):
+    return F.cross_entropy(z[torch.arange(4), LAST], IDS[:, 0])
+
+
+def gathered(z):
+    return F.cross_entropy(z.gather(1, LAST[:, None, None].expand(-1, 1, z.size(-1))).squeeze(1), IDS[:, 0])
+
+
+def last_column(z):
+    return F.cross_entropy(z[:, -1], IDS[:, 0])
+
+
+def rows_by_mask(z):
+    return F.cross_entropy(z[MASK], Y[MASK])
+
+
+def masked_afterwards(z):
+    return (F.cross_entropy(z.transpose(1, 2), Y, reduction="none") * MASK).sum() / MASK.sum()
+
+
+def smoothed(z):
+    return nn.CrossEntropyLoss(label_smoothing=0.1, ignore_index=0)(z.view(-1, z.size(-1)), Y.view(-1))
+
+
+LOSSES = (cross_entropy, rows_by_index, gathered, last_column, rows_by_mask, masked_afterwards, smoothed)
+
+
+def counted(step):
+    step()  # compiled
+    with Flops() as flops:
+        step()
+    return flops.total
+
+
+def steps(model, called, loss):
+    def step():
+        model.zero_grad()
+        logits = called(IDS)
+        loss(logits).backward()
+
+    return step
+
+
+@pytest.fixture(autouse=True)
+def compiled_anew():
+    torch._dynamo.reset()
+    _torch.trace_transformer_layers()
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
+def test_as_with_the_loss_inside(loss):
+    theirs, ours, inside = (made(SASRec, layers=2) for _ in range(3))
+    whole = compiled(lambda ids: loss(inside(ids)), deferral=False)
+    eager = counted(steps(theirs, theirs, loss))
+    deferred = counted(steps(ours, compiled(ours), loss))
+    assert deferred <= 1.02 * counted(lambda: whole(IDS).backward()) and eager > 2 * deferred
+    assert worst([p.grad for p in theirs.parameters()], [p.grad for p in ours.parameters()]) < 1e-12
+
+
+def test_a_graph_break_costs_nothing():
+    theirs, ours = made(Broken), made(Broken)
+    eager, deferred = (counted(steps(m, c, cross_entropy)) for m, c in ((theirs, theirs), (ours, compiled(ours))))
+    assert eager > 2 * deferred
+
+
+def test_a_metric_beside_the_loss_costs_nothing():
+    model = made(SASRec, layers=2)
+    called = compiled(model)
+
+    def step():
+        logits = called(IDS)
+        hits = ((logits.argmax(-1) == Y) & MASK).sum()
+        loss = cross_entropy(logits)
+        loss.backward()
+        assert hits.item() >= 0
+
+    assert counted(step) == counted(steps(model, called, cross_entropy))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_metric_read_apart_costs_one_forward_of_its_rows(when):
+    model = made(SASRec, layers=2)
+    called = compiled(model)
+
+    def hits(logits):
+        return ((logits.argmax(-1) == Y) & MASK).sum().item()
+
+    def step():
+        logits = called(IDS)
+        if when == "before":
+            hits(logits)
+        cross_entropy(logits).backward()
+        if when == "after":
+            hits(logits)
+
+    assert counted(step) <= 1.34 * counted(steps(model, called, cross_entropy))
