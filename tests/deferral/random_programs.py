@@ -255,10 +255,12 @@ class Writer:
 
 
 def on_ranks(source):
-    """The program for several ranks: the first alone reads, and all average gradients before a step."""
-    return re.sub(r"^(\s*)(seen\.append)", r"\1if rank == 0: \2", source, flags=re.M).replace(
-        "opt.step()", "average(); opt.step()"
-    )
+    """The program for several ranks: the first alone reads, and all average gradients before a step.
+
+    Gradients are asked for on all ranks: where autograd finds a value overwritten, they raise together.
+    """
+    read = re.compile(r"^(\s*)(seen\.append(?!\(torch\.autograd))", flags=re.M)
+    return read.sub(r"\1if rank == 0: \2", source).replace("opt.step()", "average(); opt.step()")
 
 
 def world(called, rank=0):

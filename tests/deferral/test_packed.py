@@ -111,3 +111,26 @@ def test_a_metric_read_apart_costs_one_forward_of_its_rows(when):
             hits(logits)
 
     assert counted(step) <= 1.34 * counted(steps(model, called, cross_entropy))
+
+
+def test_outputs_that_are_taken_as_they_are_take_one_forward():
+    model = made(SASRec, layers=2)
+    two = nn.Sequential(model, Pair())
+    called = compiled(two)
+
+    def step():
+        first, second = called(IDS)
+        memory = first.detach().numpy().sum()
+        (second.square().mean() + first.mean()).backward()
+        assert memory != 0
+
+    def eagerly():
+        first, second = two(IDS)
+        (second.square().mean() + first.mean()).backward()
+
+    assert counted(step) <= counted(eagerly)
+
+
+class Pair(nn.Module):
+    def forward(self, rows):
+        return rows * 2, rows.tanh()

@@ -7,6 +7,7 @@ import copy
 import io
 import threading
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -286,6 +287,21 @@ def rows_by_mask(model, called):
     loss = F.cross_entropy(called(IDS)[MASK], Y[MASK])
     loss.backward()
     return loss
+
+
+def rows_by_numpy(model, called):
+    at = np.where(MASK.numpy())
+    logits = called(IDS)
+    loss = logits[at].square().sum() + logits[MASK.numpy()].sum()
+    loss.backward()
+    return loss, logits[1:3, np.array([1, 2])].detach()
+
+
+def numpy_index_written(model, called):
+    at = np.where(MASK.numpy())
+    picked = called(IDS)[at].detach()
+    at[0][:] = 0
+    return picked
 
 
 def rows_by_index(model, called):

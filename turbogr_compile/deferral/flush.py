@@ -2,7 +2,8 @@
 
 * A value that user code gets as a tensor is an ordinary tensor from then on, which may be written to. Whatever was
   recorded of it before is therefore computed from it now, as eager would have, views as views.
-* Numbers (results without dims: losses, metrics) of the same model calls are computed together.
+* Numbers (results without dims: losses, metrics) of the same model calls are computed together, and so are outputs of
+  a call of which one is wanted as it is.
 * Who only looks at values (prints, compares) gets numbers, and the record stays.
 * A model call that must not run twice (dropout would draw again) is computed with everything that may still be read.
 """
@@ -34,7 +35,7 @@ def realize(values: Sequence[Value]) -> None:
         bases = _distinct(v.base for v in todo)
         calls = _calls(bases)
         depending = _depending(calls)
-        together = _distinct([*bases, *_numbers(depending), *_kept_of_once(calls)])
+        together = _distinct([*bases, *_numbers(depending), *_siblings(bases, depending), *_kept_of_once(calls)])
         besides = together[len(bases) :]
         try:
             _run(together, calls, depending, last=not besides)
@@ -100,6 +101,13 @@ def _depending(calls: Sequence[Node]) -> list[Value]:
 
 def _numbers(values: Sequence[Value]) -> list[Value]:
     return [v.base for v in values if not v.base.meta.shape and not v.base.alone]
+
+
+def _siblings(bases: Sequence[Value], depending: Sequence[Value]) -> list[Value]:
+    """Other outputs of a model call of which one is wanted as it is: the whole call runs for it, and would again."""
+    calls = {n.order for v in bases if (n := v.node).model is not None}
+    found = [v for v in depending if v.node.order in calls and all(v is not b for b in bases)] if calls else []
+    return liveness.may_be_read(found)
 
 
 def _kept_of_once(calls: Sequence[Node]) -> list[Value]:

@@ -12,6 +12,7 @@ import sys
 from types import FrameType
 from typing import Any
 
+import numpy
 import torch
 from torch.utils import _pytree as pytree
 
@@ -167,6 +168,8 @@ def _called(func: Any, args: Any, kwargs: Any) -> Any:
     if func in _DESCRIBES:
         return _described(func, args, kwargs)
     with LOCK:
+        if func is T.__getitem__:
+            args = mapped(tuple(args), _as_index)
         tensors = tensors_of((args, kwargs))
         waiting = False
         for x in tensors:
@@ -198,6 +201,11 @@ def _called(func: Any, args: Any, kwargs: Any) -> Any:
             except NotRecorded:
                 pass
         return _eager(func, args, kwargs)
+
+
+def _as_index(x: Any) -> Any:
+    """Arrays of NumPy index as tensors do."""
+    return torch.from_numpy(x) if type(x) is numpy.ndarray and x.dtype in (numpy.int64, numpy.bool_) else x
 
 
 def _described(func: Any, args: Any, kwargs: Any) -> Any:
