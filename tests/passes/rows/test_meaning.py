@@ -140,6 +140,7 @@ AFTER = ("{s}", "{s} * -1", "{s} / 1024", "{s}.clamp(min=-50)", "({s} == 0)", "{
 
 def drawn(seed: int, force: str = "") -> Program:
     g = Draw(seed, data.Sizes(*SIZES[seed % len(SIZES)]), force, 1.0)
+    x = g.let("x", "F.embedding(ids, E)")
     v = masks.valid(g)
     heads = g.chance(0.3)
     score = g.let("z", f"torch.zeros({'B, 1, N, N' if heads else 'B, N, N'}, dtype=torch.float64)")
@@ -148,7 +149,7 @@ def drawn(seed: int, force: str = "") -> Program:
     s2 = masks.hide(g, score, masks.seen(g, v, heads), v, heads)
     n = g.let("n", masks.number(g, a))
     r = g.let("r", g.one(*AFTER).format(s=outer(g.one(s, n)), s2=outer(s2)))
-    lines = [*g.lines, Line("x", "F.embedding(ids, E)"), Line("xx", "x @ x.transpose(1, 2)")]
+    lines = [*g.lines, Line("xx", f"{x} @ {x}.transpose(1, 2)")]
     return Program(tuple(lines), r, (s, s2, n, "xx"), g.sizes, ("right", "holes"), seed)
 
 
