@@ -21,9 +21,11 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     free_unbacked_symbols,
 )
+from torch.overrides import TorchFunctionMode
 
 import turbogr_compile
 from turbogr_compile.backend import Compilation
+from turbogr_compile.capture import recurrence
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _MOVES = ("clone", "view", "expand", "slice", "select", "unsqueeze", "permute", "transpose")
@@ -98,9 +100,26 @@ def one_node(
         fake = _fake(mode, name, value, open_dims.get(name, ()))
         node.meta["example_value"], node.meta["grapharg"] = fake, SimpleNamespace(example=value)
         fakes.append(fake)
-    called = graph.call_function(fn, tuple(graph.find_nodes(op="placeholder")))
+    called = graph.call_function(_as_seen(fn), tuple(graph.find_nodes(op="placeholder")))
     graph.output(called)
     return fx.GraphModule({}, graph), fakes
+
+
+class _Layers(TorchFunctionMode):
+    """Recurrent layers become what capture makes of them where it sees them, in a graph of many nodes."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in recurrence.KINDS and recurrence.why_not(func, args, kwargs or {}) is None:
+            return recurrence.layers(func, *args)
+        return func(*args, **(kwargs or {}))
+
+
+def _as_seen(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def seen(*values: torch.Tensor) -> Any:
+        with _Layers():
+            return fn(*values)
+
+    return seen
 
 
 def _fake(mode: FakeTensorMode, name: str, value: torch.Tensor, open_dims: tuple[int, ...]) -> Any:
