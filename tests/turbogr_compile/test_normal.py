@@ -357,3 +357,21 @@ def test_random_programs_keep_values_and_gradients(steps: list[tuple[int, int]])
             assert actual is None
         else:
             torch.testing.assert_close(actual, expected, rtol=1e-13, atol=1e-13)
+
+
+LOWER, HIGHER, VOID = torch.randn(5), torch.randn(3, 5), torch.empty(0)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, y: aten.unsqueeze_copy.default(y, -1) * 2,
+        lambda x, y: F.cosine_similarity(x, y, dim=-1),
+        lambda x, y: torch.cat([VOID, y], -1),
+        lambda x, y: torch.diag_embed(y, 0, -1, -3),
+    ],
+    ids=["one dim more", "broadcast", "void first", "two dims of the result"],
+)
+def test_dims_from_the_end_count_those_that_the_op_counts(fn):
+    """Not those of the first operand, which may have fewer."""
+    assert text(fn, LOWER, HIGHER)

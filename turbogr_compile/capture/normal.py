@@ -43,7 +43,7 @@ _SPELLED = {
 _COPIES = {aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default}
 _SAME_IF_SAME_SHAPE = {aten.reshape.default, aten.view.default, aten.expand.default, aten.slice.Tensor}
 _DIMS = {"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim"}
-_OF_RESULT = {"unsqueeze", "stack", "diag_embed"}  # dims count those of the result, which has one more
+_OF_RESULT = {"unsqueeze", "unsqueeze_copy", "stack", "diag_embed"}  # dims count those of the result: one more
 _SIZES = {"reshape": "shape", "view": "size", "_unsafe_view": "size", "expand": "size"}  # -1 where a size is meant
 _UNSAID = {"pin_memory": False, "layout": torch.strided}  # same as leaving the argument out
 _TO_THE_END = torch.iinfo(torch.int64).max
@@ -180,6 +180,11 @@ class _Speller:
         result = node.meta.get("val")
         self.is_slice = node.target is aten.slice.Tensor
         self.rank = subject.ndim + (packet in _OF_RESULT) if is_aten and isinstance(subject, torch.Tensor) else None
+        values = [value_of(x) for x in node.all_input_nodes]
+        if self.rank is not None and any(isinstance(v, torch.Tensor) and v.ndim > subject.ndim for v in values):
+            self.rank = (
+                None  # dims may count those of all operands together: broadcast, or of a cat's first that is void
+            )
         self.sizes = _SIZES.get(packet) if is_aten and isinstance(result, torch.Tensor) else None
         self.shape = result.shape if isinstance(result, torch.Tensor) else ()
         self.floating = (
