@@ -276,6 +276,7 @@ class Node:
 
 
 SCALARS = {int, float, bool, str, type(None), torch.dtype}  # no tensors inside
+_PARAMETER, _TENSOR = torch.nn.Parameter, torch.Tensor
 
 
 class Kept:
@@ -290,12 +291,21 @@ class Kept:
         self.inputs: list[Value] = []
         self.sources: list[Source] = []
         self._keep = kept
-        self.args = tuple([a if type(a) in SCALARS else self._kept(a) for a in args])
+        found = []
+        for a in args:  # a model has many parameters
+            kind = type(a)
+            if kind is _PARAMETER or kind is _TENSOR:
+                a = Source(a, waits)
+                self.sources.append(a)
+            elif kind not in SCALARS:
+                a = self._kept(a)
+            found.append(a)
+        self.args = tuple(found)
         self.kwargs = {k: v if type(v) in SCALARS else self._kept(v) for k, v in kwargs.items()} if kwargs else {}
 
     def _kept(self, x: Any) -> Any:
         kind = type(x)
-        if kind is torch.nn.Parameter or kind is torch.Tensor:
+        if kind is _PARAMETER or kind is _TENSOR:
             source = Source(x, self.waits)
             self.sources.append(source)
             return source
