@@ -156,6 +156,22 @@ def _slice_scatter(x: Tensor, src: Tensor, dim: int = 0, start: Any = None, end:
     return torch.where(hit, torch.slice_scatter(_nothing(x), src, dim, start, end, step), x)
 
 
+@_is(aten.index_fill.int_Scalar)
+def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    hit = torch.index_fill(_nowhere(x), dim, index, True)
+    return torch.where(hit, torch.index_fill(_nothing(x), dim, index, value), x)
+
+
+@_is(aten.tril.default)
+def _tril(x: Tensor, diagonal: int = 0) -> Tensor:
+    return torch.where(torch.tril(_yes(x), diagonal), x, torch.zeros_like(x))
+
+
+@_is(aten.triu.default)
+def _triu(x: Tensor, diagonal: int = 0) -> Tensor:
+    return torch.where(torch.triu(_yes(x), diagonal), x, torch.zeros_like(x))
+
+
 # --- written along columns: pieces one after the other -----------------------------------------------
 
 
