@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from ...graph.shapes import known
+
 aten = torch.ops.aten
 Tensor = torch.Tensor
 Identity = Callable[..., Any]
@@ -251,6 +253,15 @@ def _addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: 
 
 
 # --- the same elements elsewhere ---------------------------------------------------------------------
+
+
+@_is(aten.resize_as.default)
+def _resize_as(x: Tensor, the_template: Tensor, *, memory_format: Any = None) -> Any:
+    """Of the size that it has, it is a copy; torch has no gradient for it."""
+    same = x.dim() == the_template.dim() and all(
+        known(a == b) for a, b in zip(x.shape, the_template.shape, strict=True)
+    )
+    return x.clone() if same and not x.is_floating_point() and memory_format is None else NotImplemented
 
 
 @_is(aten.rot90.default)

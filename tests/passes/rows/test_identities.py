@@ -82,6 +82,8 @@ CALLS = [
     (aten.baddbmm.default, (floats(2, 4, 5), floats(2, 4, 3), floats(2, 3, 5)), {"alpha": 3.0}),
     (aten.addbmm.default, (X, floats(2, 4, 3), floats(2, 3, 5)), {"beta": 2.0}),
     *[(aten.rot90.default, (floats(2, 4, 5), k, [2, 1])) for k in range(-1, 4)],
+    (aten.resize_as.default, (ROWS, places(3, 5))),
+    (aten.resize_as.default, (ROWS, places(5, 3))),
     (aten.pixel_shuffle.default, (IMAGES, 2)),
     (aten.pixel_unshuffle.default, (IMAGES, 2)),
     (aten.channel_shuffle.default, (IMAGES, 4)),
@@ -92,7 +94,7 @@ CALLS = [
     (aten.instance_norm.default, (IMAGES, floats(8), floats(8), None, None, True, 0.1, 1e-5, True)),
     (aten.instance_norm.default, (X[..., None], floats(5), None, *STATISTICS, False, 0.1, 1e-5, True)),
 ]  # fmt: skip
-UNKNOWN = {"amax of floats": 2, "beta of zero, booleans": 2, "training, dtypes": 2}
+UNKNOWN = {"amax of floats": 2, "beta of zero, booleans": 2, "training, dtypes": 2, "another size": 1}
 
 
 def called(fn, args, kwargs):
