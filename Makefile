@@ -82,7 +82,7 @@ $(TORCHAIR)/.ready: $(VENV)/.ready
 $(LOOPS)/.ready: $(VENV)/.ready
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $(LOOPS) transformers tokenizers safetensors huggingface_hub \
 	accelerate lightning pytorch-lightning lightning-utilities torchmetrics psutil regex tqdm requests httpx httpcore \
-	h11 anyio certifi idna sniffio charset-normalizer urllib3 hf-xet shellingham typer click && touch $@ \
+	h11 anyio certifi idna sniffio httpx2 httpcore2 truststore charset-normalizer urllib3 hf-xet shellingham typer click && touch $@ \
 	|| echo "training loops are not to be had: their tests are skipped"
 
 # torch goes first and exactly: a range would pull a newer torch and its GPU libraries.
