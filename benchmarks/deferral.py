@@ -1,6 +1,6 @@
 """What deferral costs a step: a model whose loss is outside, against the same step compiled whole.
 
-    python benchmarks/deferral.py [--steps 300] [--layers 2] [--json FILE]
+    python benchmarks/deferral.py [--steps 300] [--layers 2]
 
 Both run in one process and take turns; times are processor time of the thread, medians, in microseconds. The model is
 as small as can be, so that nothing hides the overhead; it does not grow with rows. Parts are told apart from outside:
@@ -11,10 +11,8 @@ loss, and the backward, in which the step is put together and run.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections import defaultdict
-from pathlib import Path
 from time import thread_time as clock
 
 import torch
@@ -124,13 +122,10 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--steps", type=int, default=300)
     arguments.add_argument("--layers", type=int, default=2)
-    arguments.add_argument("--json", type=Path)
     options = arguments.parse_args()
     torch.set_num_threads(1)
     parameters, parts = measure(options.steps, options.layers)
     print(table(parameters, parts))
-    if options.json:
-        options.json.write_text(json.dumps(parts, indent=1))
 
 
 if __name__ == "__main__":
