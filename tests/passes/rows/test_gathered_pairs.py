@@ -8,22 +8,13 @@ import torch.nn.functional as F
 
 from .test_row_ops import BATCHES, COLUMNS, FEATURES, SEQUENCES, Watch, assert_same
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 HEADS, SPAN = 2, 5
 G = torch.Generator().manual_seed(1)
 PLACES = torch.randn(HEADS, 2 * SPAN, FEATURES // HEADS, generator=G, dtype=torch.float64)
 NEARBY = (torch.arange(COLUMNS)[:, None] - torch.arange(COLUMNS) + SPAN).clamp(0, 2 * SPAN - 1)
 WIDE = NEARBY.expand(SEQUENCES, HEADS, -1, -1)
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def table():
-    return torch.randn(9, FEATURES, dtype=torch.float64, requires_grad=True)
 
 
 def heads(x):

@@ -11,20 +11,11 @@ from turbogr_compile.passes.rows import identities
 
 from .test_row_ops import BATCHES, COLUMNS, FEATURES, SEQUENCES, Watch, assert_same, masked
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 aten = torch.ops.aten
 G = torch.Generator().manual_seed(0)
 TWICE = torch.tensor([0, 2, 2])
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def table():
-    return torch.randn(9, FEATURES, dtype=torch.float64, requires_grad=True)
 
 
 def floats(*shape):

@@ -8,18 +8,9 @@ import torch.nn.functional as F
 
 from .test_row_ops import BATCHES, FEATURES, SEQUENCES, Watch, assert_same
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 WANTED = torch.tensor([2, 7, 4])
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def table():
-    return torch.randn(9, FEATURES, dtype=torch.float64, requires_grad=True)
 
 
 def behind(x, one):

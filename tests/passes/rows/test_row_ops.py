@@ -12,6 +12,8 @@ import turbogr_compile
 from turbogr_compile import Instrument, RuleError
 from turbogr_compile.passes.rows import apart
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 SEQUENCES, COLUMNS, FEATURES = 3, 6, 4
 BATCHES = [
     torch.tensor([[3, 1, 4, 0, 0, 0], [2, 5, 0, 0, 0, 0], [1, 2, 3, 4, 5, 0]]),
@@ -19,12 +21,6 @@ BATCHES = [
     torch.tensor([[1, 2, 3, 4, 5, 6]] * 3),
 ]
 POSITIONS = torch.arange(1.0, 1 + COLUMNS, dtype=torch.float64)
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
 
 
 def told(fn, table, *batch):
@@ -57,11 +53,6 @@ class Watch(Instrument):
             found = [n.meta["val"] for n in run.graph.nodes if n.target is torch.ops.aten.embedding.default]
             self.looks_up_packed = all(free_unbacked_symbols(value) for value in found)
             self.targets = [str(n.target) for n in run.graph.nodes]
-
-
-@pytest.fixture
-def table():
-    return torch.randn(9, FEATURES, dtype=torch.float64, requires_grad=True)
 
 
 def masked(ids, y):
