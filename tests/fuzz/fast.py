@@ -95,8 +95,8 @@ def one_node(
     """What Dynamo would hand over, had it not looked inside: placeholders with their examples, one call."""
     mode, graph = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True), fx.Graph()
     fakes = []
-    for name, value in zip(names, values, strict=True):
-        node = graph.placeholder(name)
+    for number, (name, value) in enumerate(zip(names, values, strict=True)):
+        node = graph.placeholder(f"{name.lower()}_{number}")  # fx writes W and w over each other
         fake = _fake(mode, name, value, open_dims.get(name, ()))
         node.meta["example_value"], node.meta["grapharg"] = fake, SimpleNamespace(example=value)
         fakes.append(fake)

@@ -301,12 +301,12 @@ def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def _either(expected: Outcome, strong: Outcome, actual: Outcome) -> Outcome:
-    """Eager's numbers, but for places where it alone is not finite."""
+    """Eager's numbers, but for places where it alone is not finite; its booleans and counts as without NaN."""
     out = {}
     for name, a in expected.values.items():
-        b = actual.values[name]
-        spoiled = (b.isfinite() & ~a.isfinite()) if a.is_floating_point() else torch.zeros_like(a, dtype=torch.bool)
-        out[name] = strong.values[name].where(spoiled, a) if bool(spoiled.any()) else a
+        b, without = actual.values[name], strong.values[name]
+        spoiled = (b.isfinite() & ~a.isfinite()) if a.is_floating_point() else a != without
+        out[name] = without.where(spoiled, a) if bool(spoiled.any()) else a
     return Outcome(out)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from ..calls import called, rank_of
+from ..calls import called, is_tensor, rank_of
 from .calls import Call
 from .language import (
     Average,
@@ -79,9 +79,11 @@ def is_lowest(value: float, dtype: torch.dtype) -> bool:
 def folded(call: Call) -> Number:
     """The op itself, on tensors of one element."""
 
-    def small(node: fx.Node) -> torch.Tensor:
+    def small(node: fx.Node) -> Any:
         leaf = call.leaves[node]
         assert isinstance(leaf, Number)
+        if not is_tensor(node):
+            return leaf.value  # a size that turned out to be a number
         return torch.full((1,) * rank_of(node), leaf.value, dtype=leaf.dtype)
 
     args, kwargs = fx.map_arg((call.node.args, call.node.kwargs), small)
