@@ -4,7 +4,8 @@ Each is tried, not read off the program. *Rounding*: eager itself moves as much 
 result is shaken. *Not a number on rows nobody reads* (assumption D of docs/soundness.md): eager gives what turbogr
 gives once nothing comes of a product with zero; or also once every NaN is replaced by a number, whichever number.
 *Large scores* (assumption A): a product that goes into a softmax leaves ±4096 in eager, and the same compiled graph
-gives what eager gives once embeddings and features are scaled down so that none does.
+gives what eager gives once embeddings and features are scaled down so that none does; or eager gives what it gives once
+masks that no longer hide what they are put over are made to.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Shaken(TorchFunctionMode):
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.requires_grad or x.is_leaf:
             return x
         with torch._C.DisableTorchFunction():
-            signs = torch.randint(0, 2, x.shape, generator=self.generator) * 2 - 1
+            signs = torch.randint(0, 2, x.shape, generator=self.generator).to(x.dtype) * 2 - 1
             return x * (1 + torch.finfo(x.dtype).eps * signs)
 
 
@@ -136,4 +137,40 @@ def products() -> Iterator[Products]:
 @contextmanager
 def strong_zeros(instead: float | None = None) -> Iterator[None]:
     with sdpa_kernel(SDPBackend.MATH), StrongZeros(instead):
+        yield
+
+
+class StrongMasks(TorchDispatchMode):
+    """Numbers that hide bounded scores lie a million times below the scores at hand, where these leave the bound."""
+
+    def __init__(self, bound: float) -> None:
+        super().__init__()
+        self.bound = bound
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (aten.masked_fill, aten.masked_fill_, aten.where, aten.add, aten.add_):
+            largest = max(map(self._largest, args), default=0.0)
+            if largest > self.bound:
+                args = tuple(self._hiding(x, largest) for x in args)
+        return func(*args, **(kwargs or {}))
+
+    def _largest(self, x: Any) -> float:
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.numel() < 2:
+            return 0.0
+        return float(x.where(~self._hides(x), 0).abs().nan_to_num(0.0, 0.0, 0.0).max())
+
+    def _hides(self, x: torch.Tensor) -> torch.Tensor:
+        """A mask holds nothing but zeros beside what hides."""
+        low = x < -2 * self.bound
+        return low if bool((low | (x == 0)).all()) else torch.zeros_like(low)
+
+    def _hiding(self, x: Any, largest: float) -> Any:
+        if isinstance(x, torch.Tensor) and x.is_floating_point():
+            return x.where(~self._hides(x), x.clamp(max=-1e6 * largest))
+        return min(x, -1e6 * largest) if isinstance(x, float) and x < -2 * self.bound else x
+
+
+@contextmanager
+def strong_masks(bound: float) -> Iterator[None]:
+    with sdpa_kernel(SDPBackend.MATH), StrongMasks(bound):
         yield

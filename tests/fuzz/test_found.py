@@ -35,6 +35,12 @@ NAN_PADS = {
         1,
     ),
     "through rows that are moved": ("loss = ((E[ids] * wts[:, perm][..., None]) * (ids != 0)[..., None]).sum()", 1),
+    "in what a padded reader of packed rows multiplies with": (
+        "x = F.embedding(ids, E) * maskf.unsqueeze(-1)\n"
+        "s = torch.where((ids != 0)[:, None, :], (x @ x.mT) * wts[:, None, :], 1e9)\n"
+        "loss = s.max(1).values.mean()",
+        1,
+    ),
     # Replaced before anything is computed from them: nothing spreads, and the batch is packed.
     "replaced by zeros": ("loss = ((raw.masked_fill(~mask[..., None], 0.0) @ Q).relu() * mask[..., None]).sum()", 2),
     "replaced by where": ("loss = (torch.where(mask[..., None], raw, 0.0) @ Q).relu().square().sum()", 2),
@@ -55,6 +61,12 @@ def test_pads_that_are_not_finite(name: str) -> None:
 
 
 KEPT_PASSES = {
+    "a hidden score over a size that is a number": (
+        "x = F.embedding(ids, E) + feats\n"
+        "p = F.silu(torch.where((ids != 0)[:, None, :], (x @ Q) @ x.mT, -1e9)) / ids.shape[1]\n"
+        "loss = ((p @ x) * (ids != 0)[..., None]).square().sum()",
+        {"open": True},
+    ),
     # Passes that clean up must not ask sizes, nor count again what a mask keeps.
     "two picks by one mask": (
         "x = F.embedding(ids, E) + P\nm = ~(ids == 0)\nloss = F.cross_entropy((x @ W)[m], tgt[m])",

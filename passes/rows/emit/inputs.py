@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -37,6 +37,7 @@ class Inputs(Builder):
         self._checks: list[BatchCheck] = []
         self._needed: dict[fx.Node, None] = {}
         self._entries: dict[int, str] = {}
+        self._readers: set[fx.Node] = set()
 
     def set_of(self, space: Space, terms: Terms | None, *, exact: bool = False) -> RowSet:
         """`exact`: the number of rows may not be rounded."""
@@ -213,21 +214,36 @@ class Inputs(Builder):
         if check.index not in self.an.meanings.tainted:
             self.check(check)
 
-    def note_entry(self, x: fx.Node, chosen: RowSet | None = None) -> None:
-        """Rows of a padded value are left out, among which one may hold what spreads: zero times NaN is NaN in eager.
+    def note_entry(self, *padded: fx.Node, chosen: RowSet | None = None) -> None:
+        """Rows of padded values are left out, among which one may hold what spreads: zero times NaN is NaN in eager.
 
-        What pads of it hold comes from inputs. A parameter has no sequences; what has some and gets gradients is an
+        What their pads hold comes from inputs. A parameter has no sequences; what has some and gets gradients is an
         input all the same.
         """
-        for given in self._inputs_behind(x):
+        for given in self._inputs_behind(padded):
             axes = set(self.typing.flat(given))
             of_sequences = any(set(s.sequence) <= axes for s in self.an.spaces)
             if (of_sequences or given not in self.an.meanings.tainted) and not self._selected_away(given, chosen):
                 self._entries[self.placeholders.index(given)] = given.name
 
-    def _inputs_behind(self, x: fx.Node) -> Iterator[fx.Node]:
-        """Floating-point inputs that a padded value is computed from; packed ones have been asked for on their own."""
-        todo, done = [x], {x}
+    def note_readers(self, x: fx.Node, chosen: RowSet) -> None:
+        """Padded values are computed from rows of which some are left out, and send gradients back to all of them.
+
+        Those of the rows left out are nothing times what readers multiply with, which NaN in eager would spread.
+        """
+        todo, beside = list(x.users), set[fx.Node]()
+        while todo:
+            user = todo.pop()
+            if user in self._readers or user in self.an.decisions or user not in self.an.meanings.tainted:
+                continue
+            self._readers.add(user)
+            todo += user.users
+            beside.update(user.all_input_nodes)
+        self.note_entry(*(beside - self._readers - self.an.decisions.keys()), chosen=chosen)
+
+    def _inputs_behind(self, padded: Iterable[fx.Node]) -> Iterator[fx.Node]:
+        """Floating-point inputs that padded values are computed from; packed ones have been asked for on their own."""
+        todo, done = list(padded), set(padded)
         while todo:
             node = todo.pop()
             value = tensor(node)

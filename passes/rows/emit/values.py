@@ -97,7 +97,7 @@ class Values(Inputs):
                 self.reshape(x, [1, *sizes]),
                 [self.count_of(chosen), *[self.size(s) for s in sizes]],
             )
-        self.note_entry(node, chosen)
+        self.note_entry(node, chosen=chosen)
         return self.call(GATHER, self.flat_rows(node, axes), self.row_index(chosen, axes))
 
     def _unfolded(self, node: fx.Node, source: RowSet, chosen: RowSet, inner: tuple[int, ...]) -> fx.Node:
@@ -148,6 +148,7 @@ class Values(Inputs):
             source = self.homes[node]
             twin = self._twins[node, source]
             self._dense[node] = self.padded(self.scattered(twin, source, source.space.axes), node, source.space)
+            self.note_readers(node, source)
         return self._dense[node]
 
     def scattered(self, x: fx.Node, chosen: RowSet, axes: Sequence[int]) -> fx.Node:
