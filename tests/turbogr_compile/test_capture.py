@@ -362,6 +362,21 @@ def test_in_place_ops_that_need_the_old_value_for_their_gradient(aot: bool):
     same(grads(body), grads(compiled), 1e-12)
 
 
+@pytest.mark.parametrize("name", ["eq_", "ne_", "ge_", "gt_", "le_", "lt_"])
+def test_floats_that_a_comparison_overwrites_have_a_gradient_of_zeros(name: str):
+    def body(x, w):
+        y, z = x * 1, x * 1
+        getattr(y, name)(0.1)
+        getattr(z, name)(w.detach())
+        return y + z
+
+    x, w = f64(2, 3), f64(3)
+    results = [f(x, w) for f in (body, torch.compile(body, backend=Backend()))]
+    gradients = [torch.autograd.grad(r.sum(), (x,)) for r in results]  # which raises where there is none
+    same(results[0], results[1], 0)
+    same(gradients[0], gradients[1], 0)
+
+
 def test_written_input_is_returned_as_itself():
     def step(x, cache):
         cache.add_(x)

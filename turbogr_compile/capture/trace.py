@@ -240,6 +240,12 @@ _HIDDEN_FROM_AUTOGRAD = {
     aten.normal_.default,
 }  # fmt: skip
 
+# What a comparison writes over floats has a gradient of zeros; what functionalization makes of it has none.
+_COMPARISONS = {
+    getattr(getattr(aten, f"{name}_"), kind): getattr(getattr(aten, name), kind)
+    for name in ("eq", "ne", "ge", "gt", "le", "lt") for kind in ("Scalar", "Tensor")
+}  # fmt: skip
+
 
 class _Composites(FunctionalTensorMode):
     """Functionalization above autograd: composites stay whole, autocast becomes explicit casts, writes are noted.
@@ -260,6 +266,10 @@ class _Composites(FunctionalTensorMode):
             self._note_writes(func, args, kwargs)
         if func is aten.dropout.default and (args[1] == 0 or not args[2]):
             return args[0]
+        if func in _COMPARISONS and args[0].is_floating_point():
+            with self:
+                holds = _COMPARISONS[func](*args)
+                return args[0].masked_fill_(holds, 1).masked_fill_(~holds, 0)
         key = _autocast_key(func)
         if key is not None:
             with self:
