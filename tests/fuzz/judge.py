@@ -312,11 +312,11 @@ def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def _either(expected: Outcome, strong: Outcome, actual: Outcome) -> Outcome:
-    """Eager's numbers, but for places where it alone is not finite; its booleans and counts as without NaN."""
+    """Eager's numbers, but for places where it alone is not finite, and for what its NaN decided (a comparison)."""
     out = {}
     for name, a in expected.values.items():
         b, without = actual.values[name], strong.values[name]
-        spoiled = (b.isfinite() & ~a.isfinite()) if a.is_floating_point() else a != without
+        spoiled = a.isfinite() & (a != without) | b.isfinite() & ~a.isfinite()
         out[name] = without.where(spoiled, a) if bool(spoiled.any()) else a
     return Outcome(out)
 
