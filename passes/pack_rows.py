@@ -30,6 +30,7 @@ from .rows.emit.ties import Reach, outputs_of, reach, tie
 from .rows.grouped import take_apart_sorted
 from .rows.installed import ROW_OPS
 from .rows.paying import counts
+from .rows.picked import take_apart_picked
 from .rows.program import Program, Rows, RowSet
 from .rows.report import analysis_text
 
@@ -74,7 +75,9 @@ class PackRows(Pass):
             apart = self._with_origins(take_apart(graph))
         found = self._analyse(graph, ctx)
         with ctx.part("take apart"):
-            more = self._with_origins([*take_apart_sorted(graph, found), *take_apart_at_ends(graph, found)])
+            more = self._with_origins(
+                [*take_apart_sorted(graph, found), *take_apart_picked(graph, found), *take_apart_at_ends(graph, found)]
+            )
         if more:
             apart, found = [*apart, *more], self._analyse(graph, ctx)
         pays = _packs(found) and _pays(found, ctx)

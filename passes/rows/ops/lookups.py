@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import sympy
 import torch
 from torch import fx
 
 from ....graph.nodes import tensor
-from ..calls import arg, counts_from_zero, dim_of, op, picking_mask, product, quotient, rank_of, shape
+from ..calls import arg, counts_from_zero, dim_of, op, operand, picking_mask, product, quotient, rank_of, shape
 from ..declaration import row_op
 from . import along, moves
 from .packing import first_packed, same_dims
@@ -101,7 +100,7 @@ def _gather_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
 def _index_select(t: Typing, n: fx.Node) -> Dims:
     mask = picking_mask(n)
     if mask is not None:
-        return _picked(t, n.args[0], mask)
+        return _picked(t, n, mask)
     chosen = (t.dims(arg(n, "index")) or [[]])[0]
     return [chosen if i == dim_of(n) else d for i, d in enumerate(t.dims(n.args[0]))]
 
@@ -116,7 +115,7 @@ def _index(t: Typing, n: fx.Node) -> Dims | None:
     indices: Any = n.args[1]
     mask = picking_mask(n)
     if mask is not None:
-        return _picked(t, x, mask)
+        return _picked(t, n, mask)
     lone = _lone_index(n)
     if lone is not None:
         at, index = lone
@@ -144,12 +143,13 @@ def _lone_index(n: fx.Node) -> tuple[int, fx.Node] | None:
     return at[0], indices[at[0]]
 
 
-def _picked(t: Typing, x: Any, mask: fx.Node) -> Dims:
+def _picked(t: Typing, n: fx.Node, mask: fx.Node) -> Dims:
     """Rows that a mask keeps."""
+    x = operand(n)
     for mine, its in zip(t.dims(x), t.dims(mask), strict=False):
         t.join(mine, its)
     if mask not in t.kept:
-        t.kept[mask] = [t.axes.new(sympy.Symbol(f"kept_{len(t.kept)}", integer=True, nonnegative=True))]
+        t.kept[mask] = [t.axes.new(shape(n)[0])]
     return [t.kept[mask], *t.dims(x)[rank_of(mask) :]]
 
 
