@@ -202,6 +202,20 @@ ROWWISE = slot(
             "torch.einsum('bne,bned->bnd', torch.zeros(B, N, 2).scatter(-1, ({x} @ W[:, :2]).topk(1, -1).indices, 1.0),"
             " torch.stack([{x} @ Q, {x} @ O], 2))"
         ),
+        "picked-by-a-mask": "(lambda c: {x}.index_put((c,), ({x}[c] @ Q).tanh()))({x} @ w > 0)",
+        "picked-and-centred": "(lambda c: {x}.index_put((c,), {x}[c] - {x}[c].mean(0)))({x} @ w > 0)",
+        "picked-by-numbers": (
+            "(lambda f: (lambda c: f.index_add(0, c, (f[c] @ Q).tanh()))(torch.where(f @ w > 0)[0]))"
+            "({x}.reshape(B * N, D)).view(B, N, D)"
+        ),
+        "picked-among-two": (
+            "(lambda f: (lambda c: f.index_put((c[0],), f[c[0]] * (f @ W)[c[0], c[1]][:, None], accumulate=True))"
+            "(torch.where((f @ W)[:, :2] > 0)))({x}.reshape(B * N, D)).view(B, N, D)"
+        ),
+        "picked-and-numbered": (
+            "(lambda f: (lambda c: f.index_add(0, c, f[c] * (c % 3)[:, None]))(torch.where(f @ w > 0)[0]))"
+            "({x}.reshape(B * N, D)).view(B, N, D)"
+        ),
         "expert-rows": (
             "torch.zeros(B * N, D).index_add(0, ({x} @ w > 0).flatten().nonzero().squeeze(1),"
             " {x}[{x} @ w > 0] @ Q).view(B, N, D) + {x}"

@@ -377,6 +377,17 @@ def test_floats_that_a_comparison_overwrites_have_a_gradient_of_zeros(name: str)
     same(gradients[0], gradients[1], 0)
 
 
+def test_parts_of_complex_numbers_are_written():
+    def low_pass(x):
+        spectrum = torch.fft.rfft(x, dim=1)
+        spectrum[:, 2:] = 0
+        spectrum[:, 0, ::2] *= 1j
+        spectrum[..., -1] = spectrum[..., 0].conj()
+        return torch.fft.irfft(spectrum, n=x.shape[1], dim=1)
+
+    check(low_pass, (f64(2, 6, 4),))
+
+
 def test_written_input_is_returned_as_itself():
     def step(x, cache):
         cache.add_(x)

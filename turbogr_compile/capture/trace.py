@@ -182,7 +182,7 @@ def _copy(destination: torch.Tensor, source: torch.Tensor, non_blocking: bool = 
     value = source.to(destination.device, destination.dtype)
     if not same_shape(value.shape, destination.shape):
         value = value.expand(destination.shape)
-    return aten.lift_fresh_copy(value)
+    return aten.clone(value) if value.is_complex() else aten.lift_fresh_copy(value)
 
 
 def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
@@ -196,7 +196,24 @@ def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
     return x[mask.reshape(mask.shape[:rows])].reshape(-1)
 
 
-_WITH_GRADIENTS: dict[Any, Callable[..., Any]] = {aten.copy.default: _copy, aten.masked_select.default: _masked_select}
+def _of_pairs(scatter: Any) -> Callable[..., Any]:
+    """A part written into complex numbers, which has no gradient of its own, as one written into pairs of reals."""
+
+    def written(x: torch.Tensor, part: torch.Tensor, dim: int = 0, *where: Any, **more: Any) -> Any:
+        if not x.is_complex():
+            return NotImplemented
+        real = [torch.view_as_real(value.resolve_conj()) for value in (x, part.to(x.dtype))]
+        return torch.view_as_complex(scatter(*real, dim % x.dim(), *where, **more))
+
+    return written
+
+
+_WITH_GRADIENTS: dict[Any, Callable[..., Any]] = {
+    aten.copy.default: _copy,
+    aten.masked_select.default: _masked_select,
+    aten.slice_scatter.default: _of_pairs(aten.slice_scatter),
+    aten.select_scatter.default: _of_pairs(aten.select_scatter),
+}
 
 
 @contextmanager
