@@ -253,7 +253,10 @@ def is_void(node: fx.Node) -> bool:
     """Has the value no elements, and do gradients reach what it is made of by another way, if at all?"""
     if not is_tensor(node) or 0 not in shape(node) or node.is_impure() or any(u.op == "output" for u in node.users):
         return False
-    return all(any(is_tensor(u) and 0 not in shape(u) for u in x.users) for x in node.all_input_nodes)
+    return all(
+        any(is_tensor(u) and 0 not in shape(u) for u in x.users) or (x.op == "call_function" and is_void(x))
+        for x in node.all_input_nodes
+    )
 
 
 def dim_of_cat(n: fx.Node) -> int:

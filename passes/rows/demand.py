@@ -27,6 +27,7 @@ from .rowspaces import LOSSES
 from .sets import Holding, Read, Shown, Terms, VisibleTo, seen
 from .spaces import Projected, Space
 from .spans import Span, pieces
+from .thinned import at_odds
 from .zeros import Support
 
 
@@ -75,7 +76,14 @@ class DemandAnalysis:
         self._keys_of: dict[fx.Node, Terms] = {}
         self._living: dict[fx.Node, Terms] = {}
         self._gathered: dict[fx.Node, list[tuple[fx.Node, Wanted, Space]]] = {}
+        known = list(self.missed)
         self._settle()
+        while odd := at_odds({n: self.attentions[n] for n in self._keys_of}, self._runs):
+            text = "attention stays padded: the weights that its dropout leaves are read elsewhere, too"
+            known += [Missed(node, "attention-kept", text) for node in self.graph.nodes if node in odd]
+            self.missed = list(known)
+            self.attentions = {n: a for n, a in self.attentions.items() if n not in odd}
+            self._settle()
         self.attentions = {n: a for n, a in self.attentions.items() if n in self._keys_of}  # others stay as they are
         self.decisions = decided(self)
 
@@ -171,8 +179,15 @@ class DemandAnalysis:
         for node in reversed(self.graph.nodes):
             if node.op == "output":
                 self._outputs(node)
-            elif node.op == "call_function" and (node in self.wanted or _has_effect(node)):
+            elif node.op == "call_function" and self._runs(node):
                 self._propagate(node, self.wanted.get(node, ALL))
+
+    def _runs(self, node: fx.Node) -> bool:
+        return node in self.wanted or node.op == "output" or self._must_run(node)
+
+    def _must_run(self, node: fx.Node) -> bool:
+        """Has it an effect, though nobody reads it? Not where an attention draws what it would have drawn."""
+        return _has_effect(node) and not any(node in self.attentions[a].form.chain for a in self._keys_of)
 
     def _outputs(self, node: fx.Node) -> None:
         for x in node.all_input_nodes:

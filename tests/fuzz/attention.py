@@ -222,6 +222,11 @@ APPLY = slot(
         "function": "torch.matmul({p}, {v})",
         "products": "({p}.unsqueeze(-1) * {v}.unsqueeze(-3)).sum(-2)",
         "transposed": "({v}.mT @ {p}.mT).mT",
+        # Two readers of one draw: what they differ by is zero, whatever was drawn.
+        "thinned": "(lambda w: {p} @ {v} + w @ {v} - torch.einsum('...qk,...kd->...qd', w, {v}))(F.dropout({p}, 0.5))",
+        "thinned-sum": (
+            "(lambda w: {p} @ {v} + w @ torch.ones_like({v}) - w.sum(-1, keepdim=True))(F.dropout({p}, 0.5))"
+        ),
     },
 )
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import turbogr_compile
 from turbogr_compile import GraphRun, Instrument, Pipeline, Role
+from turbogr_compile.testing import Flops
 
 ITEMS, DIM, HEADS, B, N = 30, 8, 2, 4, 10
 P = 0.3
@@ -236,6 +237,48 @@ def test_nothing_is_dropped_in_evaluation(road: str, spelling: str) -> None:
     state = torch.get_rng_state()
     run(*batch())
     assert torch.equal(state, torch.get_rng_state()), "random numbers were drawn"
+
+
+@pytest.mark.parametrize("spelling", ["sdpa", "softmax", "silu"])
+def test_what_comes_before_thinned_weights_is_packed(spelling: str) -> None:
+    """A dropout that an attention draws itself asks for nothing, though drawing is an effect."""
+    executed = []
+    for p in (0.0, P):
+        model = model_of(spelling, p, p)
+        run, seen = compiled(model.loss, "eager")
+        run(*batch()).backward()
+        with Flops() as flops:
+            run(*batch()).backward()
+        executed.append(flops.total)
+        assert seen.attentions == 1
+    assert executed[0] == executed[1]
+
+
+def attended(weights: Tensor, v: Tensor) -> Tensor:
+    return torch.einsum("bqk,bkd->bqd", weights, v + v) / 2
+
+
+def summed(weights: Tensor, v: Tensor) -> Tensor:
+    return weights.sum(-1, keepdim=True) * v[:, :1]
+
+
+@pytest.mark.parametrize("reader", [attended, summed])
+def test_readers_of_thinned_weights_see_one_draw(reader: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Attentions that share their weights drop the same pairs; they are not packed where something else reads those."""
+    model = model_of("softmax")
+
+    def step(ids: Tensor) -> Tensor:
+        valid = ids != 0
+        q, k, v = model.qkv(model.items(ids)).chunk(3, -1)
+        v = v if reader is attended else torch.ones_like(v)
+        weights = F.dropout((q @ k.transpose(1, 2)).masked_fill(~valid[:, None, :], -torch.inf).softmax(-1), P)
+        return ((weights @ v - reader(weights, v)) * valid[..., None]).abs().sum()
+
+    run, seen = compiled(step, "eager")
+    for seed in range(5):
+        torch.manual_seed(seed)
+        torch.testing.assert_close(run(batch()[0]), torch.tensor(0.0), rtol=0, atol=1e-5)
+    assert seen.attentions == (2 if reader is attended else 0)
 
 
 @both_roads

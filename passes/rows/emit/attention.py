@@ -55,7 +55,9 @@ class PackedBuilder:
         return self.e.call(operator.getitem, found, 0), None
 
     def seed(self) -> fx.Node:
-        return self.e.call(aten.randint.low, 0, 2**31 - 1, [1], dtype=torch.int64, device=torch.device("cpu"))
+        """One for each dropout: attentions that share their weights drop the same pairs."""
+        assert self.form.dropout is not None
+        return self.e.seed(self.form.dropout.node)
 
     def constant(self, x: torch.Tensor) -> fx.Node:
         key = ("constant", x.dtype, tuple(x.shape), tuple(x.flatten().tolist()))

@@ -38,6 +38,14 @@ class Values(Inputs):
         self.homes: dict[fx.Node, RowSet] = {}  # captured values that live packed, and where
         self._twins: dict[tuple[fx.Node, RowSet], fx.Node] = {}
         self._dense: dict[fx.Node, fx.Node] = {}
+        self._seeds: dict[fx.Node, fx.Node] = {}
+
+    def seed(self, draw: fx.Node) -> fx.Node:
+        """For what is drawn in place of a captured node."""
+        if draw not in self._seeds:
+            cpu = torch.device("cpu")
+            self._seeds[draw] = self.call(aten.randint.low, 0, 2**31 - 1, [1], dtype=torch.int64, device=cpu)
+        return self._seeds[draw]
 
     def live(self, node: fx.Node, chosen: RowSet, twin: fx.Node) -> None:
         """A value lives packed from now on."""

@@ -131,7 +131,12 @@ def test_calls_that_took_the_whole_pass_down(table):
     def legacy_empty(ids):
         return masked(ids, torch.cat([torch.tensor([]), F.embedding(ids, table)], 1) * POSITIONS[:, None])
 
-    for step in (stable, quotient, no_features, legacy_empty):
+    def cast_empty(ids):
+        """Features behind the last one, none, cast by autocast."""
+        x = F.embedding(ids, table)
+        return masked(ids, torch.cat([x, x[..., FEATURES:].float().double()], -1) * POSITIONS[:, None])
+
+    for step in (stable, quotient, no_features, legacy_empty, cast_empty):
         assert_same(step, table, *[(ids,) for ids in BATCHES])
 
 
