@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class PackRows(Pass):
         _see_through_offsets(graph, ctx)
         _fill_by_mask(graph, ctx)
         _one_result_of_layer_norm(graph, ctx)
+        _whole_jagged_ops(graph, ctx)
         found, pays = self._taken_apart(graph, ctx)
         emitter = self._pack(graph, ctx, found) if pays else self._emitter(graph, ctx, found)
         for miss in emitter.an.missed:
@@ -343,6 +345,25 @@ def _one_result_of_layer_norm(graph: fx.Graph, ctx: Context) -> None:
                 user.replace_all_uses_with(_call(graph, aten.layer_norm.default, *node.args))
                 graph.erase_node(user)
         graph.erase_node(node)
+
+
+def _whole_jagged_ops(graph: fx.Graph, ctx: Context) -> None:
+    """Under autocast fbgemm's composites arrive as the op within them, which has the same arguments and gradient."""
+    for node in list(graph.nodes):
+        within = op(node)
+        if within not in ("fbgemm::jagged_to_padded_dense_forward", "fbgemm::dense_to_jagged_forward"):
+            continue
+        packet = getattr(torch.ops.fbgemm, within.removeprefix("fbgemm::").removesuffix("_forward"))
+        with ctx.rewrite("jagged-op", node), graph.inserting_before(node):
+            whole = graph.call_function(packet.default, node.args, node.kwargs)
+            whole.meta["val"] = node.meta["val"]
+            if within == "fbgemm::dense_to_jagged_forward":
+                whole.meta["val"] = (node.meta["val"], [x.meta["val"] for x in arg(node, "x_offsets")])
+                rows = graph.call_function(operator.getitem, (whole, 0))
+                rows.meta["val"] = node.meta["val"]
+                whole = rows
+            node.replace_all_uses_with(whole)
+            graph.erase_node(node)
 
 
 def _call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

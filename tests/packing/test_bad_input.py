@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import turbogr_compile
 from turbogr_compile.runtime.statistics import statistics
+from turbogr_compile.testing import Flops
 
 ITEMS, DIM, B, N = 30, 8, 4, 10
 ROADS = {"eager": {"target": "eager"}, "aten": {"codegen": "aten"}}
@@ -398,3 +399,31 @@ def test_offsets_of_hand_packed_rows(offsets: list[int]) -> None:
     rows = torch.randn(12, DIM, generator=torch.Generator().manual_seed(0))
     for at in (torch.tensor([0, 3, 3, 5, 12]), torch.tensor(offsets)):
         torch.testing.assert_close(run(rows, at), by_offsets(rows, at))
+
+
+def test_hand_packed_rows_under_autocast() -> None:
+    """Only where fbgemm is installed. The padded islands between its ops go, as they do without autocast."""
+    pytest.importorskip("fbgemm_gpu")
+    ops, layer = torch.ops.fbgemm, nn.Linear(DIM, DIM)
+    rows, at = torch.randn(12, DIM, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 3, 3, 5, 12])
+
+    def step(rows: Tensor, at: Tensor, cast: bool) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            x = ops.jagged_to_padded_dense(rows, [at], [N], 0.0)
+            packed, _ = ops.dense_to_jagged(torch.tanh(layer(x)), [at], len(rows))
+            return packed.square().sum()
+
+    executed = []
+    for cast in (False, True):
+        torch._dynamo.reset()
+        run = turbogr_compile.compile(step, target="eager", on_error="raise")
+        results = []
+        for loss_of in (run, step, run):
+            layer.zero_grad()
+            with Flops() as flops:
+                loss = loss_of(rows, at, cast)
+                loss.backward()
+            results.append((loss.detach(), layer.weight.grad))
+        torch.testing.assert_close(results[2], results[1], rtol=1e-2, atol=1e-2)
+        executed.append(flops.total)
+    assert executed[0] == executed[1]
