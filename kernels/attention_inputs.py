@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .declare import require, require_size, require_tensor
 
-ACTIVATIONS = ("softmax", "silu", "sigmoid", "squared_relu")
+ACTIVATIONS = ("softmax", "silu", "sigmoid", "squared_relu", "linear")
 DIFFERENTIABLE = ("query", "key", "value", "bias", "position_bias", "time_bias", "sink")
 
 

@@ -217,6 +217,7 @@ POINTWISE = {
     "silu": Pointwise(_silu, _silu_slope),
     "sigmoid": Pointwise(Tensor.sigmoid_, _sigmoid_slope),
     "squared_relu": Pointwise(lambda x: x.relu_().square_(), lambda x: x.relu().mul_(2.0)),
+    "linear": Pointwise(lambda x: x, torch.ones_like),
 }
 
 

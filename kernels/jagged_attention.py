@@ -12,6 +12,7 @@ Activations:
     silu            score · sigmoid(score)
     sigmoid         sigmoid(score)
     squared_relu    max(score, 0)²
+    linear          score: with no features of queries and keys, the biases are the weights
 A query that sees no key, or whose scores are all -inf, has a result of zero, with a sink and without.
 
 The cap is that of Gemma 2: of the scaled product, before masks and biases, so that a bias of -1e9 hides a pair as ever.
@@ -120,8 +121,10 @@ def _flops(*arguments: Any, out_val: Any = None, **named: Any) -> Any:
 
 
 def _backward_flops(grad: Tensor, result: Tensor, log_sum: Tensor, *arguments: Any, out_val: Any = None) -> Any:
-    """Twice the forward; scores that are computed anew do not count."""
-    return 2 * _flops(*arguments[:-1])
+    """Twice the forward, or once where nobody asks how weights change; scores that are computed anew do not count."""
+    a, wanted = Inputs(*arguments[:-1]), arguments[-1]
+    given = not a.query.shape[2] and not any(wanted[3:])
+    return (1 if given else 2) * _flops(*a)
 
 
 def _pairs(a: Inputs) -> Any:

@@ -12,7 +12,7 @@
 
 namespace turbogr {
 
-enum Activation : int64_t { kSoftmax, kSilu, kSigmoid, kSquaredRelu };
+enum Activation : int64_t { kSoftmax, kSilu, kSigmoid, kSquaredRelu, kLinear };
 
 struct AttentionArguments {
   const void *query, *key, *value;
@@ -114,6 +114,14 @@ struct SquaredRelu {
     const V above = larger(V{}, score);
     *slope = above + above;
     return above * above;
+  }
+};
+
+struct Linear {
+  TURBOGR_INLINE V weight(V score) const { return score; }
+  TURBOGR_INLINE V weight(V score, V* slope) const {
+    *slope = V{} + Real(1);
+    return score;
   }
 };
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .call import TYPES, Arguments, address, call, fields
 
-ACTIVATIONS = {"softmax": 0, "silu": 1, "sigmoid": 2, "squared_relu": 3}  # as attention.h counts them
+ACTIVATIONS = {"softmax": 0, "silu": 1, "sigmoid": 2, "squared_relu": 3, "linear": 4}  # as attention.h counts them
 
 
 class AttentionArguments(Arguments):

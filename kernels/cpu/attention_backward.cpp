@@ -22,6 +22,8 @@ TURBOGR_APART void rare_row(int64_t activation, const Head& head, Index query, c
                             Span span, Real* p, Real* ds) {
   if (activation == kSigmoid)
     pointwise_row(Sigmoid{}, head, query, keys, panels, span, p, ds);
+  else if (activation == kLinear)
+    pointwise_row(Linear{}, head, query, keys, panels, span, p, ds);
   else
     pointwise_row(SquaredRelu{}, head, query, keys, panels, span, p, ds);
 }
@@ -196,6 +198,7 @@ class Backward {
     }
     score_tile<kBackwardKeys>(a.depth, queries_ + (first + r) * kWide, query_rows_ * kWide,
                               keys_transposed_ + panel * a.depth * kWide, p);
+    if (a.depth == 0 && !head_.has_bias_gradient()) return;  // weights that were given: nobody asks for their gradient
     score_tile<kBackwardKeys>(a.value_depth, grads_ + (first + r) * kWide, query_rows_ * kWide,
                               values_transposed_ + panel * a.value_depth * kWide, ds);
   }

@@ -143,6 +143,8 @@ class Forward {
       pointwise_row(Silu{}, head_, query, keys_, panels_.data(), span, p);
     } else if (a.activation == kSigmoid) {
       pointwise_row(Sigmoid{}, head_, query, keys_, panels_.data(), span, p);
+    } else if (a.activation == kLinear) {
+      pointwise_row(Linear{}, head_, query, keys_, panels_.data(), span, p);
     } else {
       pointwise_row(SquaredRelu{}, head_, query, keys_, panels_.data(), span, p);
     }

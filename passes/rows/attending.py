@@ -21,6 +21,7 @@ from .attention.lower import Layout, Packed, lowered
 from .attention.normal import NormalForm
 from .attention.recognise import recognise
 from .attention.table import Table
+from .attention.weighed import weighed, weighings
 from .axes import Axis, Typing
 from .calls import dim_of, is_tensor, op, operand, tensors
 from .matching import Matching, Rows, ordered
@@ -143,6 +144,20 @@ class Attentions:
             raise form
         return self._in_rows(form) if form is not None else None
 
+    def weighing(self, node: fx.Node) -> Attention | None:
+        """A product over rows with weights that are no scores."""
+        for way in weighings(node):
+            keys = self.space_of(way.values)
+            if keys is None or not keys.column or tuple(self.typing.atoms(way.values)[way.contracted]) != keys.column:
+                continue
+            try:
+                found = self._in_rows(weighed(way, self.known))
+            except Refused:
+                continue
+            if found is not None and found.self_attention:
+                return found
+        return None
+
     def _in_rows(self, form: NormalForm) -> Attention | None:
         found = Matching(form.sizes, self.typing)
         value, at = form.value.nearest
@@ -151,7 +166,7 @@ class Attentions:
         sequence = self._sequence(form, rows) if rows is not None else None
         if keys is None or rows is None or rows.get(KEY) != keys.column or sequence != keys.sequence:
             return None
-        if found.rows(*form.key.nearest, (*form.sequences, KEY)) != rows:
+        if form.key is not None and found.rows(*form.key.nearest, (*form.sequences, KEY)) != rows:
             raise Refused("keys and values have different rows", f"{form.key}, {form.value}", form.node)
         result = found.rows(form.node, form.result, (*form.sequences, QUERY))
         if result is None or self._sequence(form, result) != keys.sequence:
@@ -163,7 +178,8 @@ class Attentions:
             predicates[side], exactly = self.telling.of(form.visibility, mask, side, mine, form.sizes)
             told |= {side} if exactly else set()
         a = Attention(
-            form, form.query.nearest[0], form.key.nearest[0], value, Space(keys.sequence, rows[QUERY]), keys, rows,
+            form, *(x.nearest[0] if x is not None else value for x in (form.query, form.key)), value,
+            Space(keys.sequence, rows[QUERY]), keys, rows,
             predicates[KEY], predicates[QUERY], frozenset(told), self.meanings.tainted,
         )  # fmt: skip
         dry = Reads(a, self.typing)

@@ -307,6 +307,9 @@ class DemandAnalysis:
         keys = self._keys(a, d)
         if keys is None and d is ALL and self.space_of(u) is not None:
             return False
+        if keys is None and a.form.query is None:
+            del self.attentions[u]
+            return False
         if keys is None:
             del self.attentions[u]
             text = "attention reads every key: no mask removes padded keys, and they influence the result"

@@ -120,3 +120,5 @@ class Facts:
                 pooled = pooling_product(node, self.typing, self.zeros, self.space_of)
                 if pooled is not None:
                     self.pooled[node] = pooled
+                elif self.move_of(node) is None and (weighing := attentions.weighing(node)) is not None:
+                    self.attentions[node] = weighing

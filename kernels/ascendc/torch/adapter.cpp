@@ -402,8 +402,9 @@ struct Attention {
     require(key.size(2) == query.size(2) && value.size(0) == key.size(0) && value.size(1) == key.size(1),
             "jagged_attention: sizes of key and value");
     require(key.size(1) > 0 && query.size(1) % key.size(1) == 0, "jagged_attention: heads of query and of key");
-    require(softmax() || activation == "silu" || activation == "sigmoid" || activation == "squared_relu",
-            "jagged_attention: activation is softmax, silu, sigmoid or squared_relu");
+    require(softmax() || activation == "silu" || activation == "sigmoid" || activation == "squared_relu" ||
+                activation == "linear",
+            "jagged_attention: activation is softmax, silu, sigmoid, squared_relu or linear");
     require(is_vector(sink, query.size(1)) && (softmax() || !sink), "jagged_attention: a sink for each head of softmax");
     require(score_cap >= 0 && std::isfinite(score_cap), "jagged_attention: score_cap is above 0, or 0 for none");
     require(query_offsets.dim() == 1 && query_offsets.size(0) > 0 && is_vector(key_offsets, query_offsets.size(0)),

@@ -17,6 +17,7 @@ from torch import fx
 
 from .... import kernels as _kernels  # noqa: F401  (defines the op)
 from .bias import Bias, ByBucket, ByCase, ByDistance, ByTime, Dense
+from .calls import value
 from .formula import DEPTH, KEY, QUERY, WIDTH, Formula, Index, Size
 from .language import AtLeast, Atom, Data, Product, Refused, Sum, Test
 from .normal import HIDDEN, NormalForm, Operand, Visible
@@ -76,7 +77,7 @@ class Kernel:
     @staticmethod
     def installed() -> Kernel:
         names = {a.name for a in torch.ops.turbogr.jagged_attention.default._schema.arguments}
-        more = {"sigmoid", "squared_relu"} if "score_cap" in names else set()
+        more = {"sigmoid", "squared_relu", "linear"} if "score_cap" in names else set()
         return Kernel(frozenset({"softmax", "silu"} | more), "sink" in names, "score_cap" in names)
 
 
@@ -109,9 +110,9 @@ class _Lowering:
             raise self._refuse("a factor of capped scores", form.score_factors[0])
         if form.sink is not None and not kernel.has_sink:
             raise self._refuse("a sink without a kernel", form.sink)
-        if any(a not in _axes(x) for a in form.sequences for x in (form.key, form.value)):
+        if any(a not in _axes(x) for a in form.sequences for x in (form.key, form.value) if x is not None):
             raise self._refuse("keys or values that all sequences share", form.value)
-        if not _axes(form.query) & {*form.sequences, QUERY}:
+        if form.query is not None and not _axes(form.query) & {*form.sequences, QUERY}:
             raise self._refuse("a query that all sequences share", form.query)
         for limit in (form.visible.least, form.visible.most):
             if not isinstance(limit, (int, float)):
@@ -150,9 +151,11 @@ class _Lowering:
     def _operands(self) -> tuple[Any, Any, Any]:
         form = self.form
         width = tuple(a for i in form.value.index for a in i.axes if a.startswith(WIDTH))
+        v = self._read(form.value, (self.keys, self.groups, width))
+        if form.query is None or form.key is None:
+            return self._nothing(v)
         q = self._read(form.query, (self.queries, self.heads, (DEPTH,)))
         k = self._read(form.key, (self.keys, self.groups, (DEPTH,)))
-        v = self._read(form.value, (self.keys, self.groups, width))
         for f in form.score_factors:
             q, k = (q, self._times(k, f, self.keys)) if KEY in f.axes else (self._times(q, f, self.queries), k)
         for f in form.post_factors:
@@ -161,6 +164,13 @@ class _Lowering:
             kept = self._truth(form.values_kept, (self.keys, self.groups, ()))
             v = self.b.call(aten.mul.Tensor, v, kept) if kept is not True else v
         return q, k, v
+
+    def _nothing(self, v: Any) -> tuple[Any, Any, Any]:
+        """Rows of queries and of keys without features: their product is zero, and weights are the biases."""
+        rows = self.b.call(aten._to_copy.default, self.b.query_columns, dtype=value(self.form.value.given).dtype)
+        one = self.b.call(aten.reshape.default, rows, [-1, 1, 1])
+        q = self.b.call(aten.expand.default, one, [-1, self._count(self.heads), 0])
+        return q, self.b.call(aten.slice.Tensor, v, 2, 0, 0), v
 
     def _finished(self, result: Any, visible: Visible) -> Any:
         for f in self.form.post_factors:

@@ -79,8 +79,8 @@ class Visible:
 @dataclass
 class NormalForm:
     node: fx.Node
-    query: Operand
-    key: Operand
+    query: Operand | None  # none: weights are the biases
+    key: Operand | None
     value: Operand
     result: Index
     axes: tuple[str, ...]  # of the weights, in the order of their dims; then split ones
@@ -112,7 +112,7 @@ class NormalForm:
     @property
     def groups(self) -> tuple[str, ...]:
         """Axes of heads that keys and values have too: others share their keys."""
-        mine = {a for i in (*self.key.index, *self.value.index) for a in i.axes}
+        mine = {a for x in (self.key, self.value) if x is not None for i in x.index for a in i.axes}
         return tuple(a for a in self.heads if a in mine)
 
     @property
@@ -134,7 +134,8 @@ class NormalForm:
         return sum(not isinstance(a, AtLeast) and {QUERY, KEY} <= a.axes for a in self.cases.atoms)
 
     def __str__(self) -> str:
-        out = [f"{self.activation} of {self.query} · {self.key}, values {self.value}", f"scale {self.scale:g}"]
+        scores = f"{self.query} · {self.key}" if self.query is not None else "weights"
+        out = [f"{self.activation} of {scores}, values {self.value}", f"scale {self.scale:g}"]
         if self.cap is not None:
             out.append(f"cap tanh({self.cap:g}·score)")
         out += [f"score × {f}" for f in self.score_factors]

@@ -41,7 +41,7 @@ from .softmax import dropped, weights
 from .table import Table, combine, one
 
 aten = torch.ops.aten
-_SPLITS = 6  # of axes, before giving up
+SPLITS = 6  # of axes, before giving up
 
 
 def recognise(node: fx.Node, facts: Facts) -> NormalForm | Refused | None:
@@ -73,7 +73,7 @@ def recognise(node: fx.Node, facts: Facts) -> NormalForm | Refused | None:
 def _solved(node: fx.Node, candidate: Candidate | None, facts: Facts, speculate: bool) -> NormalForm:
     """One way to read a product; axes are split until every view of them is a change of index."""
     splits: dict[str, Size] = {}
-    for _ in range(_SPLITS):
+    for _ in range(SPLITS):
         try:
             with_axes = _Fused(node, splits, facts) if candidate is None else _Product(candidate, splits, facts)
             return with_axes.solved(speculate)
@@ -125,7 +125,7 @@ def _chain(node: fx.Node, after: set[fx.Node]) -> tuple[fx.Node, ...]:
     return tuple(n for n in node.graph.nodes if n in found and n is not node)
 
 
-class _Axes:
+class Axes:
     """Axes of weights, each dim split as far as asked for."""
 
     def __init__(self, node: fx.Node, splits: dict[str, Size], facts: Facts) -> None:
@@ -188,7 +188,7 @@ class _Axes:
         )  # fmt: skip
 
 
-class _Product(_Axes):
+class _Product(Axes):
     """Weights between two products."""
 
     def __init__(self, candidate: Candidate, splits: dict[str, Size], facts: Facts) -> None:
@@ -239,7 +239,7 @@ class _Product(_Axes):
         return self.operand(values, placed(values, others, places)), tidy(self.node, result)
 
 
-class _Fused(_Axes):
+class _Fused(Axes):
     """`scaled_dot_product_attention`: no score of it is in the graph."""
 
     def solved(self, speculate: bool) -> NormalForm:
