@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 import turbogr_compile
 from turbogr_compile import GraphRun, Instrument, Role
 from turbogr_compile.runtime.statistics import statistics
+from turbogr_compile.testing import Flops
 
 ITEMS, DIM, HEADS, LAYERS, B, N = 40, 16, 2, 2, 4, 12
 ROADS = {"eager": {"target": "eager"}, "aten": {"codegen": "aten"}}
@@ -228,6 +229,42 @@ def test_autocast(packed: Packed, layer: str, road: str, dtype: torch.dtype, whe
         scale = exact[name].abs().max()
         mine, theirs = ((x[name] - exact[name]).abs().max() / scale for x in (found, expected))
         assert mine <= 3 * theirs + 16 * torch.finfo(dtype).eps, (name, mine, theirs)
+
+
+@pytest.mark.parametrize("projected", [False, True], ids=["rows", "projected"])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+def test_recurrent_layers_under_autocast(kind: type[nn.RNNBase], projected: bool) -> None:
+    """Packed as without autocast, of eager's types, and no further from full precision."""
+    torch.manual_seed(0)
+    items, put, layer = nn.Embedding(ITEMS + 1, DIM), nn.Linear(DIM, DIM), kind(DIM, DIM, 2, batch_first=True)
+    parameters = [*items.parameters(), *layer.parameters()]
+    ids, targets = batch()
+
+    def step(ids: Tensor, targets: Tensor, cast: bool) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            x = items(ids)
+            states, _ = layer(put(x) if projected else x)
+            scores = (states @ items.weight.T).float()
+            return F.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=0), states[:, :1]
+
+    def gradients(loss_of: Callable[..., tuple[Tensor, Tensor]], cast: bool) -> tuple[list[Tensor], torch.dtype]:
+        loss, states = loss_of(ids, targets, cast)
+        return [*torch.autograd.grad(loss, parameters), loss.detach()], states.dtype
+
+    torch._dynamo.reset()
+    run = turbogr_compile.compile(step, target="eager", on_error="raise")
+    executed = []
+    for cast in (False, True):
+        gradients(run, cast)
+        with Flops() as flops:
+            found, kind_of = gradients(run, cast)
+        executed.append(flops.total)
+        (exact, _), (expected, wanted) = gradients(step, False), gradients(step, cast)
+        assert kind_of == wanted
+        for x, y, z in zip(found, expected, exact, strict=True):
+            mine, theirs = ((t - z).abs().max() / z.abs().max() for t in (x, y))
+            assert mine <= 3 * theirs + 16 * torch.finfo(torch.bfloat16 if cast else torch.float32).eps
+    assert executed[0] == executed[1]
 
 
 @both_roads
