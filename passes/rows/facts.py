@@ -109,11 +109,11 @@ class Facts:
         if self.softmaxes:
             self.zeros.propagate()
         for node in values:
+            attention = None
             try:
                 attention = attentions.of(node)
-            except Refused as why:
+            except Refused as why:  # then its weights are numbers like others
                 self.missed.append(Missed(why.node or node, "attention-kept", f"attention stays padded: {why}"))
-                continue
             if attention is not None:
                 self.attentions[node] = attention
             elif op(node) in ("matmul", "bmm", "einsum"):

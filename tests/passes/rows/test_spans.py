@@ -230,16 +230,6 @@ def test_between_layers_rows_are_dropped_as_elsewhere():
     assert told.packed and share < 0.4
 
 
-def test_under_autocast_the_graph_runs_as_it_is():
-    model = Model(LAYERS["gru"](), at_last).float()
-    torch._dynamo.reset()
-    with torch.autocast("cpu", torch.bfloat16):
-        report = str(turbogr_compile.explain(model, *BATCHES[0], target="eager"))
-        found = turbogr_compile.compile(model, target="eager")(*BATCHES[0])
-        torch.testing.assert_close(found, model(*BATCHES[0]))
-    assert "this graph runs unmodified: a recurrent layer under autocast" in report
-
-
 class Along(nn.Module):
     """A linear layer, and an op along its rows."""
 
