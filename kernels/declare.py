@@ -1,12 +1,13 @@
-"""One declaration per op: schema, reference, fake, derivative and FLOP formula, registered together.
+"""One declaration per op: schema, contract, reference, fake, derivative and FLOP formula, registered together.
 
     declare(
         "gather_rows(Tensor x, Tensor rows) -> Tensor",
+        Contract(x=Array("R ...F", None), rows=Array("N", INT64, Range("R"))),
         reference=gather, fake=gather_fake, backward=gather_backward, save=gather_save,
     )
 
-The reference runs on every device that has no kernel of its own. Sizes are checked where they are plain numbers, in the
-fake as in the reference, and never guarded on: a symbolic size stays as general as it was.
+The reference runs on every device that has no kernel of its own. Kernel, reference and fake run behind the contract, so
+they check nothing themselves.
 """
 
 from __future__ import annotations
@@ -20,12 +21,31 @@ import torch
 from torch.library import Library, register_autograd, register_fake
 from torch.utils.flop_counter import register_flop_formula
 
+from .contract import HALF, Contract, has_data
 from .cpu.build import library
+
+__all__ = [
+    "CONTRACTS",
+    "HALF",
+    "LIBRARY",
+    "NAMESPACE",
+    "REFERENCES",
+    "accumulator",
+    "as_given",
+    "compose",
+    "declare",
+    "has_data",
+    "require",
+    "runs",
+]
 
 NAMESPACE = "turbogr"
 # A library takes its ops along when it dies, so a module that is loaded again keeps the one it has.
 LIBRARY: Library = globals().get("LIBRARY") or Library(NAMESPACE, "FRAGMENT")
-HALF = (torch.float16, torch.bfloat16)
+# What must hold of the arguments of each op, by its name.
+CONTRACTS: dict[str, Contract] = globals().get("CONTRACTS") or {}
+# The reference of each op, behind its contract: what the op is where it has no kernel.
+REFERENCES: dict[str, Callable[..., Any]] = globals().get("REFERENCES") or {}
 
 
 def no_flops(*arguments: Any, **rest: Any) -> int:
@@ -35,10 +55,12 @@ def no_flops(*arguments: Any, **rest: Any) -> int:
 
 def declare(
     schema: str,
+    contract: Contract,
     *,
     reference: Callable[..., Any],
     fake: Callable[..., Any],
     cpu: Callable[..., Any] | None = None,
+    storage: Callable[..., torch.dtype] | None = None,
     backward: Callable[..., Any] | None = None,
     save: Callable[..., None] | None = None,
     flops: Callable[..., Any] = no_flops,
@@ -46,44 +68,74 @@ def declare(
     """Register an op; one that is registered already stays as it is.
 
     An op without `backward` has no derivative, and says so when one is asked for. `cpu` is the reference's twin in C++:
-    it takes the loaded library before the op's own arguments, and runs where there is one for the dtype.
+    it takes the loaded library before the op's own arguments, and runs where there is one for the dtype of the first
+    floating point tensor, or for that which `storage` says.
     """
     name = schema.partition("(")[0]
+    contract.bind(schema)
+    CONTRACTS[name] = contract
+    REFERENCES[name] = checked = _behind(contract.check, reference)
     if hasattr(getattr(torch.ops, NAMESPACE), name):
         return
     qualified = f"{NAMESPACE}::{name}"
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
+    LIBRARY.impl(name, checked, "CompositeExplicitAutograd")
     if cpu is not None:
-        LIBRARY.impl(name, _compiled(cpu, reference), "CPU")
-    register_fake(qualified, fake, lib=LIBRARY)
+        LIBRARY.impl(name, _compiled(contract, cpu, storage, checked), "CPU")
+    register_fake(qualified, _behind(contract.check_sizes, fake), lib=LIBRARY)
     register_autograd(qualified, backward or _refuse(qualified), setup_context=save, lib=LIBRARY)
     register_flop_formula(getattr(getattr(torch.ops, NAMESPACE), name), get_raw=True)(flops)
 
 
-def _compiled(kernel: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel for the dtype of the first floating point tensor; the reference where there is none."""
+def compose(
+    schema: str, contract: Contract, function: Callable[..., Any], flops: Callable[..., Any] | None = None
+) -> None:
+    """Register an op that is made of others, which check entries and have derivatives."""
+    name = schema.partition("(")[0]
+    contract.bind(schema)
+    CONTRACTS[name] = contract
+    if hasattr(getattr(torch.ops, NAMESPACE), name):
+        return
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, _behind(contract.check_sizes, function), "CompositeImplicitAutograd")
+    if flops is not None:
+        register_flop_formula(getattr(getattr(torch.ops, NAMESPACE), name), get_raw=True)(flops)
+
+
+def _behind(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        check(*arguments)
+        return function(*arguments)
+
+    return run
+
+
+def _compiled(
+    contract: Contract,
+    kernel: Callable[..., Any],
+    storage: Callable[..., torch.dtype] | None,
+    reference: Callable[..., Any],
+) -> Callable[..., Any]:
+    """The kernel, behind the contract; the reference where there is none."""
+    check = contract.before_kernel
 
     def chosen(*arguments: Any) -> Any:
         # Most often the first argument decides, and every microsecond counts: this runs at each call of the op.
         found = library(getattr(arguments[0], "dtype", None)) or library(_dtype(arguments))
-        return reference(*arguments) if found is None else kernel(found, *arguments)
+        if found is None:
+            return reference(*arguments)
+        check(found.turbogr_check, *arguments)
+        if storage is not None:
+            found = library(storage(*arguments))
+            if found is None:
+                return reference(*arguments)
+        return kernel(found, *arguments)
 
     return chosen
 
 
 def _dtype(arguments: tuple[Any, ...]) -> torch.dtype | None:
     return next((x.dtype for x in arguments if isinstance(x, torch.Tensor) and x.is_floating_point()), None)
-
-
-def checked(check: Callable[..., None], kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel in C++, behind the checks that its reference makes."""
-
-    def run(library: Any, *arguments: Any) -> Any:
-        check(*arguments)
-        return kernel(library, *arguments)
-
-    return run
 
 
 def _refuse(name: str) -> Callable[..., Any]:
@@ -93,35 +145,12 @@ def _refuse(name: str) -> Callable[..., Any]:
     return backward
 
 
-# --- checks that hold for real and fake tensors ------------------------------------------------------
+# --- real tensors ------------------------------------------------------------------------------------
 
 
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
-
-
-def require_tensor(x: torch.Tensor, what: str, dims: int, dtype: torch.dtype | None = None) -> None:
-    """A tensor of so many dims; floating point unless a dtype is named."""
-    right = x.dtype == dtype if dtype is not None else x.is_floating_point()
-    if not right:
-        raise ValueError(f"{what} must be {dtype or 'floating point'}, not {x.dtype}")
-    if x.dim() != dims:
-        raise ValueError(f"{what} must have {dims} dims, not {x.dim()}")
-
-
-def require_size(found: Any, wanted: Any, what: str) -> None:
-    """Two sizes are equal, as far as is known without a guard."""
-    if isinstance(found, int) and isinstance(wanted, int) and found != wanted:
-        raise ValueError(f"{what} must be {wanted}, not {found}")
-
-
-# --- real tensors ------------------------------------------------------------------------------------
-
-
-def has_data(x: torch.Tensor) -> bool:
-    """False for fake tensors and other wrappers, whose values cannot be read."""
-    return type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta
 
 
 def as_given(x: torch.Tensor) -> AbstractContextManager[Any]:
@@ -130,14 +159,9 @@ def as_given(x: torch.Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
-def runs(offsets: torch.Tensor, rows: int, what: str) -> list[tuple[int, int]]:
+def runs(offsets: torch.Tensor) -> list[tuple[int, int]]:
     """First and past-the-last row of each sequence; rows behind the last offset belong to none."""
-    bounds = offsets.tolist()
-    pairs = list(pairwise(bounds))
-    ascending = all(0 <= first <= last for first, last in pairs)
-    require(ascending and len(bounds) > 0, f"{what} must ascend from at least one number, none below zero")
-    require(bounds[-1] <= rows, f"{what} end at row {bounds[-1]}, and there are {rows} rows")
-    return pairs
+    return list(pairwise(offsets.tolist()))
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

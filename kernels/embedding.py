@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .contract import INT64, Array, Contract, Range, Whole
 from .cpu import embedding as cpu
-from .declare import accumulator, checked, declare, require, require_size, require_tensor
-from .rows import check_entries
+from .declare import accumulator, declare
 
 ops = torch.ops.turbogr
 
@@ -22,25 +22,11 @@ ops = torch.ops.turbogr
 
 def embedding(weight: Tensor, ids: Tensor, padding_idx: int) -> Tensor:
     """weight[ids], for ids of any shape."""
-    _check(weight, ids, padding_idx)
     return weight.index_select(0, ids.reshape(-1)).view(*ids.shape, weight.shape[1])
 
 
 def _fake(weight: Tensor, ids: Tensor, padding_idx: int) -> Tensor:
-    _check(weight, ids, padding_idx)
     return weight.new_empty((*ids.shape, weight.shape[1]))
-
-
-def _check(weight: Tensor, ids: Tensor, padding_idx: int) -> None:
-    require_tensor(weight, "embedding: weight", 2)
-    _check_ids("embedding", ids, weight.shape[0], padding_idx)
-
-
-def _check_ids(name: str, ids: Tensor, count: Any, padding_idx: int) -> None:
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"{name}: ids must be int64 or int32, not {ids.dtype}")
-    if padding_idx < -1 or (isinstance(count, int) and count <= padding_idx):
-        raise ValueError(f"{name}: padding_idx must be below {count}, the number of rows, or -1; found {padding_idx}")
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -59,7 +45,6 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 def embedding_backward(grad: Tensor, ids: Tensor, count: int, padding_idx: int) -> Tensor:
     """`count` rows of zeros, with grad[i] added at ids[i] unless that is the padding."""
-    _check_dense(grad, ids, count, padding_idx)
     rows, slopes = ids.reshape(-1), grad.reshape(-1, grad.shape[-1])
     total = grad.new_zeros((count, grad.shape[-1]), dtype=accumulator(grad.dtype))
     total.index_add_(0, rows, slopes.to(total.dtype))
@@ -69,17 +54,7 @@ def embedding_backward(grad: Tensor, ids: Tensor, count: int, padding_idx: int) 
 
 
 def _dense_fake(grad: Tensor, ids: Tensor, count: int, padding_idx: int) -> Tensor:
-    _check_dense(grad, ids, count, padding_idx)
     return grad.new_empty((count, grad.shape[-1]))
-
-
-def _check_dense(grad: Tensor, ids: Tensor, count: int, padding_idx: int) -> None:
-    require_tensor(grad, "embedding_backward: grad", ids.dim() + 1)
-    for found, wanted in zip(grad.shape, ids.shape, strict=False):
-        require_size(found, wanted, "embedding_backward: size of grad")
-    if isinstance(count, int):
-        require(count >= 0, "embedding_backward: count must not be negative")
-    _check_ids("embedding_backward", ids, count, padding_idx)
 
 
 def _dense_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -100,23 +75,14 @@ def _dense_backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
 
 def coalesce(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Each number that occurs in rows, ascending, and the sum of x[i] over all i with rows[i] that number."""
-    _check_coalesce(x, rows)
-    if rows.numel() and int(rows.min()) < 0:
-        raise IndexError("coalesce_rows: rows must not be negative")
     unique, place = torch.unique(rows, return_inverse=True)
     sums = x.new_zeros((unique.shape[0], *x.shape[1:]), dtype=accumulator(x.dtype))
     return unique, sums.index_add_(0, place, x.to(sums.dtype)).to(x.dtype)
 
 
 def _coalesce_fake(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    _check_coalesce(x, rows)
     count = torch.library.get_ctx().new_dynamic_size()
     return rows.new_empty(count), x.new_empty((count, *x.shape[1:]))
-
-
-def _check_coalesce(x: Tensor, rows: Tensor) -> None:
-    check_entries("coalesce_rows", x, rows)
-    require(x.is_floating_point(), f"coalesce_rows: x must be floating point, not {x.dtype}")
 
 
 def _coalesce_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -129,26 +95,36 @@ def _coalesce_backward(ctx: Any, _: Any, grad: Tensor) -> tuple[Any, ...]:
     return ops.gather_rows(grad, torch.searchsorted(unique, rows)), None
 
 
+_IDS = (torch.int64, torch.int32)
+
 declare(
     "embedding(Tensor weight, Tensor ids, int padding_idx) -> Tensor",
+    Contract(weight=Array("V D"), ids=Array("...I", _IDS, Range("V")), padding_idx=Whole(-1, below="V")),
     reference=embedding,
-    cpu=checked(_check, cpu.embedding),
+    cpu=cpu.embedding,
     fake=_fake,
     backward=_backward,
     save=_save,
 )
 declare(
     "embedding_backward(Tensor grad, Tensor ids, SymInt count, int padding_idx) -> Tensor",
+    Contract(
+        count=Whole(0),
+        ids=Array("...I", _IDS, Range("count")),
+        grad=Array("...I D"),
+        padding_idx=Whole(-1, below="count"),
+    ),
     reference=embedding_backward,
-    cpu=checked(_check_dense, cpu.embedding_backward),
+    cpu=cpu.embedding_backward,
     fake=_dense_fake,
     backward=_dense_backward,
     save=_dense_save,
 )
 declare(
     "coalesce_rows(Tensor x, Tensor rows) -> (Tensor unique, Tensor sums)",
+    Contract(x=Array("N ...F"), rows=Array("N", INT64, Range())),
     reference=coalesce,
-    cpu=checked(_check_coalesce, cpu.coalesce),
+    cpu=cpu.coalesce,
     fake=_coalesce_fake,
     backward=_coalesce_backward,
     save=_coalesce_save,

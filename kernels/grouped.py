@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .declare import LIBRARY, NAMESPACE
+from .contract import Array, As, Contract
+from .declare import compose
 
 SCHEMA = "grouped_mm(Tensor x, Tensor weights, Tensor groups, str by) -> Tensor"
 
@@ -18,6 +19,4 @@ def multiply(x: Tensor, weights: Tensor, groups: Tensor, by: str) -> Tensor:
     return result
 
 
-if not hasattr(getattr(torch.ops, NAMESPACE), "grouped_mm"):
-    LIBRARY.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl("grouped_mm", multiply, "CompositeImplicitAutograd")
+compose(SCHEMA, Contract(x=Array("N K", None), weights=Array("G K M", As("x")), groups=Array("N", None)), multiply)

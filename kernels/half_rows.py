@@ -33,10 +33,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .contract import INT64, Array, Ascending, Contract, Range, Whole
 from .cpu import half_rows as cpu
 from .cpu.build import library
-from .declare import declare, require, require_size, require_tensor, runs
-from .lookup import check_ids
+from .declare import declare, require, runs
 
 BLOCK = 64  # rows of a table that share a scale: the scales of a million rows fit into a cache
 
@@ -67,7 +67,6 @@ def _narrow(rows: Tensor, bounds: list[tuple[int, int]]) -> tuple[Tensor, Tensor
 
 def half_rows(table: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """The table in FP16, and a scale for each block of rows: equal blocks of `block` rows at most."""
-    _check(table, block)
     count, step = table.shape[0], rows_per_scale(table.shape[0], block)
     return _narrow(table, [(first, min(first + step, count)) for first in range(0, count, step)])
 
@@ -77,13 +76,7 @@ def rows_per_scale(count: int, most: int) -> int:
     return -(-count // max(-(-count // most), 1)) or 1
 
 
-def _check(table: Tensor, block: int) -> None:
-    require_tensor(table, "half_rows: table", 2, torch.float32)
-    require(block >= 1, f"half_rows: block must be 1 or more, not {block}")
-
-
 def _fake(table: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    _check(table, block)
     return table.new_empty(table.shape, dtype=torch.float16), table.new_empty(-(-table.shape[0] // block))
 
 
@@ -92,23 +85,21 @@ def _kernel(_: ctypes.CDLL, table: Tensor, block: int) -> tuple[Tensor, Tensor]:
     if kernels is None:
         return half_rows(table, block)
     half, scales = _fake(table, block)
-    cpu.narrow(kernels, "half_rows", table, None, None, rows_per_scale(table.shape[0], block), half, scales)
+    cpu.narrow(kernels, table, None, None, rows_per_scale(table.shape[0], block), half, scales)
     return half, scales
 
 
 def refresh(half: Tensor, scales: Tensor, table: Tensor, block: int, ids: Tensor | None = None) -> None:
     """Brings a copy up to date, in place, where rows `ids` of the table have changed; everywhere without `ids`."""
-    _check(table, block)
-    require(half.shape == table.shape and half.dtype == torch.float16, "refresh: half is no copy of the table")
-    require_size(scales.shape[0], -(-table.shape[0] // block), "refresh: number of scales")
+    _REFRESH.check(half, scales, table, block, ids)
+    count = -(-table.shape[0] // block)
+    require(scales.shape[0] == count, f"refresh: number of scales must be {count}, not {scales.shape[0]}")
     block = rows_per_scale(table.shape[0], block)
-    if ids is not None:
-        check_ids("refresh", ids, table.shape[0])
     blocks = None if ids is None else (ids.reshape(-1) // block).unique()
     kernels = library(torch.float16) if table.device.type == "cpu" else None
     table = table.detach()
     if kernels is not None and half.is_contiguous() and scales.is_contiguous():
-        cpu.narrow(kernels, "refresh", table, None, None, block, half, scales, blocks)
+        cpu.narrow(kernels, table, None, None, block, half, scales, blocks)
         return
     for number in range(scales.shape[0]) if blocks is None else blocks.tolist():
         rows = slice(number * block, (number + 1) * block)
@@ -124,27 +115,10 @@ def quantize_rows(table: Tensor, ids: Tensor, offsets: Tensor) -> tuple[Tensor, 
 
     Ops that take `half` have scales for equal blocks: scales.repeat_interleave(offsets.diff()) gives one for each row.
     """
-    _check_moved(table, ids, offsets)
-    check_ids("quantize_rows", ids, table.shape[0])
-    return _narrow(table.index_select(0, ids), _segments(ids, offsets))
-
-
-def _segments(ids: Tensor, offsets: Tensor) -> list[tuple[int, int]]:
-    bounds = runs(offsets, ids.shape[0], "quantize_rows: offsets")
-    count = ids.shape[0]
-    covered = count == 0 or (len(bounds) > 0 and bounds[0][0] == 0 and bounds[-1][1] == count)
-    require(covered, f"quantize_rows: offsets must begin at 0 and end at {count}, the number of ids")
-    return bounds
-
-
-def _check_moved(table: Tensor, ids: Tensor, offsets: Tensor) -> None:
-    require_tensor(table, "quantize_rows: table", 2, torch.float32)
-    require_tensor(ids, "quantize_rows: ids", 1, torch.int64)
-    require_tensor(offsets, "quantize_rows: offsets", 1, torch.int64)
+    return _narrow(table.index_select(0, ids), runs(offsets))
 
 
 def _moved_fake(table: Tensor, ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    _check_moved(table, ids, offsets)
     half = table.new_empty((ids.shape[0], table.shape[1]), dtype=torch.float16)
     return half, table.new_empty(offsets.shape[0] - 1)
 
@@ -153,10 +127,8 @@ def _moved_kernel(_: ctypes.CDLL, table: Tensor, ids: Tensor, offsets: Tensor) -
     kernels = library(torch.float16)
     if kernels is None:
         return quantize_rows(table, ids, offsets)
-    _check_moved(table, ids, offsets)
-    _segments(ids, offsets)
     half, scales = _moved_fake(table, ids, offsets)
-    cpu.narrow(kernels, "quantize_rows", table, ids, offsets, 1, half, scales)
+    cpu.narrow(kernels, table, ids, offsets, 1, half, scales)
     return half, scales
 
 
@@ -169,8 +141,19 @@ def _forget(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> No
     ctx.mark_non_differentiable(*output)
 
 
+_TABLE, _BLOCK = Array("V D", (torch.float32,)), Whole(1)
+_REFRESH = Contract(
+    table=_TABLE,
+    half=Array("V D", (torch.float16,)),
+    scales=Array("S", (torch.float32,)),
+    block=_BLOCK,
+    ids=Array("...I", INT64, Range("V")),
+)
+_REFRESH.bind("refresh(Tensor half, Tensor scales, Tensor table, int block, Tensor? ids) -> ()")
+
 declare(
     "half_rows(Tensor table, int block) -> (Tensor half, Tensor scales)",
+    Contract(table=_TABLE, block=_BLOCK),
     reference=half_rows,
     cpu=_kernel,
     fake=_fake,
@@ -179,6 +162,7 @@ declare(
 )
 declare(
     "quantize_rows(Tensor table, Tensor ids, Tensor offsets) -> (Tensor half, Tensor scales)",
+    Contract(table=_TABLE, ids=Array("N", INT64, Range("V")), offsets=Array("S+1", INT64, Ascending("N", whole=True))),
     reference=quantize_rows,
     cpu=_moved_kernel,
     fake=_moved_fake,

@@ -46,7 +46,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .attention_inputs import DIFFERENTIABLE, Inputs, check, check_backward, log_sum_shape
+from .attention_inputs import BACKWARD, CONTRACT, DIFFERENTIABLE, Inputs, log_sum_shape
 from .attention_reference import attention, attention_backward
 from .cpu import attention as cpu
 from .declare import accumulator, declare, has_data
@@ -67,27 +67,22 @@ _PLACES = [Inputs._fields.index(name) for name in DIFFERENTIABLE]
 
 
 def _cpu(library: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-    a = Inputs(*arguments)
-    check(a)
-    return cpu.attention(library, a)
+    return cpu.attention(library, Inputs(*arguments))
 
 
 def _fake(*arguments: Any) -> tuple[Tensor, Tensor]:
     a = Inputs(*arguments)
-    check(a)
     result = a.query.new_empty((*a.query.shape[:2], a.value.shape[2]))
     return result, a.query.new_empty(log_sum_shape(a), dtype=accumulator(a.query.dtype))
 
 
 def _cpu_backward(library: Any, grad: Tensor, result: Tensor, log_sum: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     a, wanted = Inputs(*arguments[:-1]), arguments[-1]
-    check_backward(a, grad, result, log_sum, wanted)
     return cpu.attention_backward(library, grad, result, log_sum, a, wanted)
 
 
 def _backward_fake(grad: Tensor, result: Tensor, log_sum: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     a, wanted = Inputs(*arguments[:-1]), arguments[-1]
-    check_backward(a, grad, result, log_sum, wanted)
     inputs = [getattr(a, name) for name in DIFFERENTIABLE]
     pairs = zip(inputs, wanted, strict=True)
     return tuple(x.new_empty(x.shape) if want and x is not None else a.query.new_empty(0) for x, want in pairs)
@@ -137,6 +132,7 @@ def _pairs(a: Inputs) -> Any:
 declare(
     f"jagged_attention({_TENSORS}, {_ATTRIBUTES}, Tensor? sink=None, float score_cap=0.0) "
     "-> (Tensor result, Tensor log_sum)",
+    CONTRACT,
     reference=attention,
     cpu=_cpu,
     fake=_fake,
@@ -147,6 +143,7 @@ declare(
 declare(
     f"jagged_attention_backward(Tensor grad, Tensor result, Tensor log_sum, {_TENSORS}, {_ATTRIBUTES}, "
     "Tensor? sink, float score_cap, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    BACKWARD,
     reference=attention_backward,
     cpu=_cpu_backward,
     fake=_backward_fake,

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
+from .contract import INT64, REAL, Array, As, Contract, Flags, Number, Range, Rule
 from .cpu import linear_cross_entropy as cpu
-from .declare import LIBRARY, accumulator, as_given, declare, require, require_size, require_tensor
+from .declare import accumulator, as_given, compose, declare, require
 
 ops = torch.ops.turbogr
 
@@ -115,12 +115,6 @@ def _cuts(count: int, most: int) -> Iterator[tuple[int, int]]:
         yield from ((first, min(first + size, count)) for first in range(0, count, size))
 
 
-def _range(ids: Tensor) -> tuple[int, int]:
-    """Least and largest; of nothing, an empty range."""
-    least, most = ids.aminmax() if ids.shape[0] else (0, -1)
-    return int(least), int(most)
-
-
 @dataclass
 class Gradients:
     """Sums of gradients; None where nobody asks."""
@@ -146,17 +140,9 @@ class Problem:
         self.count = self.target.shape[0]
 
     def _kept(self, target: Tensor, ignored: int) -> Tensor | None:
-        """Rows that count, None for all of them; their targets are classes that there are."""
-        least, most = _range(target)
-        kept = (target != ignored).nonzero()[:, 0] if least <= ignored <= most else None
-        if kept is not None and kept.shape[0] < target.shape[0]:
-            least, most = _range(target.index_select(0, kept))
-        else:
-            kept = None
-        for worst in (least, most) if least <= most else ():
-            if not 0 <= worst < self.classes:
-                raise IndexError(f"linear_cross_entropy: target {worst} is out of range of {self.classes} classes")
-        return kept
+        """Rows that count, None for all of them."""
+        counts = target != ignored
+        return None if bool(counts.all()) else counts.nonzero()[:, 0]
 
     def only_kept(self, x: Tensor) -> Tensor:
         return x if self.kept is None else x.index_select(0, self.kept)
@@ -266,7 +252,6 @@ def loss(
     label_smoothing: float, run: Tile = tile,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Loss and log_sum of each row; float32 where the inputs are of 16 bits."""
-    _check(x, weight, bias, target, scale, ignore_index, label_smoothing)
     with as_given(x):
         problem = Problem(x, weight, bias, target, scale, ignore_index, label_smoothing, run)
         rows = problem.rows()
@@ -279,7 +264,6 @@ def loss_backward(
     ignore_index: int, label_smoothing: float, wanted: list[bool], run: Tile = tile,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of x, weight and bias, from that of each row's loss; empty where not wanted."""
-    _check_backward(grad, x, weight, bias, target, log_sum, scale, ignore_index, label_smoothing, wanted)
     with as_given(x):
         problem = Problem(x, weight, bias, target, scale, ignore_index, label_smoothing, run)
         kept = [problem.only_kept(t).to(problem.real).contiguous() for t in (grad, log_sum)]
@@ -289,13 +273,11 @@ def loss_backward(
 
 
 def _fake(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    _check(x, *rest)
     loss, log_sum = (x.new_empty((x.shape[0],), dtype=accumulator(x.dtype)) for _ in range(2))
     return loss, log_sum
 
 
 def _backward_fake(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    _check_backward(grad, x, weight, bias, *rest)
     return _gradients_fake(x, weight, bias, rest[-1], x.dtype)
 
 
@@ -304,38 +286,6 @@ def _gradients_fake(
 ) -> tuple[Tensor, ...]:
     pairs = zip((x, weight, bias), wanted, strict=True)
     return tuple(x.new_empty(t.shape if want and t is not None else (0,), dtype=dtype) for t, want in pairs)
-
-
-def _check(
-    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, scale: float, ignore_index: int,
-    label_smoothing: float,
-) -> None:  # fmt: skip
-    require_tensor(x, "linear_cross_entropy: x", 2)
-    require_tensor(weight, "linear_cross_entropy: weight", 2, x.dtype)
-    require_size(weight.shape[1], x.shape[1], "linear_cross_entropy: width of weight")
-    if bias is not None:
-        require_tensor(bias, "linear_cross_entropy: bias", 1, x.dtype)
-        require_size(bias.shape[0], weight.shape[0], "linear_cross_entropy: length of bias")
-    require_tensor(target, "linear_cross_entropy: target", 1, torch.int64)
-    require_size(target.shape[0], x.shape[0], "linear_cross_entropy: length of target")
-    for other in (weight, bias, target):
-        if other is not None and other.device != x.device:
-            raise ValueError(f"linear_cross_entropy: x is on {x.device}, another tensor on {other.device}")
-    require(
-        0.0 <= label_smoothing <= 1.0,
-        f"linear_cross_entropy: label_smoothing must be between 0 and 1, not {label_smoothing}",
-    )
-
-
-def _check_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, log_sum: Tensor, scale: float,
-    ignore_index: int, label_smoothing: float, wanted: list[bool],
-) -> None:  # fmt: skip
-    _check(x, weight, bias, target, scale, ignore_index, label_smoothing)
-    for name, t in (("grad", grad), ("log_sum", log_sum)):
-        require_tensor(t, f"linear_cross_entropy_backward: {name}", 1)
-        require_size(t.shape[0], x.shape[0], f"linear_cross_entropy_backward: length of {name}")
-    require(len(wanted) == 3, "linear_cross_entropy_backward: wanted has one entry for each of x, weight and bias")
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -365,7 +315,6 @@ def ahead(
     ignore_index: int, label_smoothing: float, mean: bool, wanted: list[bool], run: Tile = tile,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Total, losses of rows, and gradients of the total; in float32 where the inputs are of 16 bits."""
-    _check_ahead(x, weight, bias, target, share, scale, ignore_index, label_smoothing, mean, wanted)
     with as_given(x):
         problem = Problem(x, weight, bias, target, scale, ignore_index, label_smoothing, run)
         share = None if share is None else problem.only_kept(share).to(problem.real).contiguous()
@@ -385,22 +334,9 @@ def ahead(
 
 
 def _ahead_fake(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    _check_ahead(x, weight, bias, *rest)
     dtype = accumulator(x.dtype)
     whole, losses = (x.new_empty(size, dtype=dtype) for size in ((), (x.shape[0],)))
     return whole, losses, *_gradients_fake(x, weight, bias, rest[-1], dtype)
-
-
-def _check_ahead(
-    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, share: Tensor | None, scale: float,
-    ignore_index: int, label_smoothing: float, mean: bool, wanted: list[bool],
-) -> None:  # fmt: skip
-    _check(x, weight, bias, target, scale, ignore_index, label_smoothing)
-    if share is not None:
-        require(not mean, "linear_cross_entropy_total: a mean is of losses without a share")
-        require_tensor(share, "linear_cross_entropy_total: share", 1)
-        require_size(share.shape[0], x.shape[0], "linear_cross_entropy_total: length of share")
-    require(len(wanted) == 3, "linear_cross_entropy_ahead: wanted has one entry for each of x, weight and bias")
 
 
 def _ahead_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -439,8 +375,22 @@ def _compiled(op: Callable[..., Any]) -> Callable[..., Any]:
     return lambda library, *arguments: op(*arguments, run=partial(cpu.tile, library))
 
 
+_CONTRACT = Contract(
+    nonzero="V",
+    x=Array("T D", REAL),
+    weight=Array("V D", As("x")),
+    bias=Array("V", As("x")),
+    target=Array("T", INT64, Range("V", but="ignore_index")),
+    label_smoothing=Number(0.0, 1.0),
+)
+_WANTED = Flags(("x", "weight", "bias"))
+_SUMMED = _CONTRACT.extended(
+    Rule("share is None or not mean", "a mean is of losses without a share"), share=Array("T", REAL)
+)
+
 declare(
     f"linear_cross_entropy({_TENSORS}, {_ATTRIBUTES}) -> (Tensor loss, Tensor log_sum)",
+    _CONTRACT,
     reference=loss,
     fake=_fake,
     cpu=_compiled(loss),
@@ -451,6 +401,7 @@ declare(
 declare(
     f"linear_cross_entropy_backward(Tensor grad, {_TENSORS}, Tensor log_sum, {_ATTRIBUTES}, bool[] wanted) "
     "-> (Tensor, Tensor, Tensor)",
+    _CONTRACT.extended(grad=Array("T", REAL), log_sum=Array("T", REAL), wanted=_WANTED),
     reference=loss_backward,
     fake=_backward_fake,
     cpu=_compiled(loss_backward),
@@ -459,6 +410,7 @@ declare(
 declare(
     f"linear_cross_entropy_ahead({_TENSORS}, Tensor? share, {_ATTRIBUTES}, bool mean, bool[] wanted) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _SUMMED.extended(wanted=_WANTED),
     reference=ahead,
     fake=_ahead_fake,
     cpu=_compiled(ahead),
@@ -466,8 +418,6 @@ declare(
     save=_ahead_save,
     flops=_ahead_flops,
 )
-if not hasattr(ops, "linear_cross_entropy_total"):
-    schema = f"linear_cross_entropy_total({_TENSORS}, Tensor? share, {_ATTRIBUTES}, bool mean) -> Tensor"
-    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl("linear_cross_entropy_total", total, "CompositeImplicitAutograd")
-    register_flop_formula(ops.linear_cross_entropy_total, get_raw=True)(_flops)
+compose(
+    f"linear_cross_entropy_total({_TENSORS}, Tensor? share, {_ATTRIBUTES}, bool mean) -> Tensor", _SUMMED, total, _flops
+)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .cpu.build import library
-from .declare import HALF, require, require_size, require_tensor
+from .contract import HALF, INT64, Array, Contract, Number, Range, Rule
 
 MOST = 1 << 22  # numbers of looked-up rows that the reference holds at a time
 
@@ -37,52 +36,30 @@ class Source(NamedTuple):
         return ids if self.places is None else self.places.view_as(ids)
 
 
-# --- checks ------------------------------------------------------------------------------------------
+# --- what must hold ----------------------------------------------------------------------------------
 
+GROUP = 1 << 20  # positions that share negatives, at most
 
-def check_source(name: str, query: Tensor, ids: Tensor, source: Source) -> None:
-    require_tensor(query, f"{name}: query", 2)
-    require_tensor(source.table, f"{name}: table", 2)
-    require_tensor(ids, f"{name}: ids", 2, torch.int64)
-    require_size(source.table.shape[1], query.shape[1], f"{name}: width of table")
-    require_size(ids.shape[0], query.shape[0], f"{name}: rows of ids")
-    same = source.table.dtype == query.dtype
-    mixed = source.table.dtype in HALF and query.dtype == torch.float32
-    require(same or mixed, f"{name}: table is {source.table.dtype}, while query is {query.dtype}")
-    if source.half is None:
-        require(source.places is None and source.scales is None, f"{name}: places and scales come with half")
-    else:
-        _check_half(name, ids, source, source.half)
-    for other in (ids, *source):
-        if other is not None and other.device != query.device:
-            raise ValueError(f"{name}: query is on {query.device}, another tensor on {other.device}")
-
-
-def _check_half(name: str, ids: Tensor, source: Source, half: Tensor) -> None:
-    require_tensor(half, f"{name}: half", 2)
-    require(half.dtype in HALF, f"{name}: half must be float16 or bfloat16, not {half.dtype}")
-    require(source.table.dtype == torch.float32, f"{name}: half stands in for a table of float32")
-    require_size(half.shape[1], source.table.shape[1], f"{name}: width of half")
-    if source.places is None:
-        require_size(half.shape[0], source.table.shape[0], f"{name}: rows of half, where there are no places,")
-    else:
-        require_tensor(source.places, f"{name}: places", 2, torch.int64)
-        for found, wanted in zip(source.places.shape, ids.shape, strict=True):
-            require_size(found, wanted, f"{name}: size of places")
-    if source.scales is not None:
-        require_tensor(source.scales, f"{name}: scales", 1, torch.float32)
-        rows, count = half.shape[0], source.scales.shape[0]
-        if isinstance(rows, int) and isinstance(count, int):
-            right = -(-rows // source.block) == count
-            require(right, f"{name}: {count} scales are for no equal blocks of {rows} rows")
-
-
-def check_ids(name: str, ids: Tensor, count: int, what: str = "ids") -> None:
-    """Of real tensors."""
-    if ids.numel():
-        for worst in map(int, ids.aminmax()):
-            if not 0 <= worst < count:
-                raise IndexError(f"{name}: row {worst}, an entry of {what}, is out of range: there are {count} rows")
+# Of ops that read rows of a table; those that read its narrow copy too have HALF_COPY beside it.
+LOOKUP = Contract(
+    Rule(
+        "table.dtype is query.dtype or (table.dtype in HALF and query.dtype is torch.float32)",
+        "table is {table.dtype}, while query is {query.dtype}",
+    ),
+    query=Array("T D"),
+    table=Array("V D"),
+    ids=Array("T K", INT64, Range("V")),
+    eps=Number(),
+)
+COPIED = LOOKUP.extended(
+    Rule("half is not None or (places is None and scales is None)", "places and scales come with half", first=True),
+    Rule("half is None or table.dtype is torch.float32", "half stands in for a table of float32"),
+    Rule("half is None or places is not None or N == V", "half has {N} rows, and without places it has those of table"),
+    Rule("scales is None or equal_blocks(N, S)", "{S} scales are for no equal blocks of {N} rows"),
+    half=Array("N D", HALF),
+    places=Array("T K", INT64, Range("N")),
+    scales=Array("S", (torch.float32,)),
+)
 
 
 # --- rows, a part of them at a time ------------------------------------------------------------------
@@ -104,18 +81,3 @@ def look_up(source: Source, places: Tensor, eps: float, real: torch.dtype) -> Te
 
 def normalized(rows: Tensor, eps: float) -> Tensor:
     return rows if eps < 0 else rows / rows.norm(dim=-1, keepdim=True).clamp_min(eps)
-
-
-# --- kernels -----------------------------------------------------------------------------------------
-
-
-def compiled(
-    kernel: Callable[..., Any], reference: Callable[..., Any], storage: Callable[..., torch.dtype]
-) -> Callable[..., Any]:
-    """The kernel from the library for `storage` of the arguments: rows may be narrower than all other tensors."""
-
-    def run(_: Any, *arguments: Any) -> Any:
-        found = library(storage(*arguments))
-        return reference(*arguments) if found is None else kernel(found, *arguments)
-
-    return run

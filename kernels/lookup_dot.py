@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .contract import REAL, Array, Flags
 from .cpu import lookup_dot as cpu
-from .declare import accumulator, as_given, declare, require, require_size, require_tensor
-from .lookup import Source, check_ids, check_source, compiled, look_up, parts
+from .declare import accumulator, as_given, declare
+from .lookup import COPIED, Source, look_up, parts
 from .table_gradient import table_gradient
 
 ops = torch.ops.turbogr
@@ -36,8 +37,6 @@ def lookup_dot(
 ) -> Tensor:  # fmt: skip
     """Scores (T, K), in the dtype of the query."""
     source = Source(table, half, places, scales)
-    _check(query, table, ids, eps, *source[1:])
-    _check_values("lookup_dot", ids, source)
     real = accumulator(query.dtype)
     scores = query.new_empty(ids.shape)
     with as_given(query):
@@ -47,18 +46,7 @@ def lookup_dot(
     return scores
 
 
-def _check(query: Tensor, table: Tensor, ids: Tensor, eps: float, *half: Any) -> None:
-    check_source("lookup_dot", query, ids, Source(table, *half))
-
-
-def _check_values(name: str, ids: Tensor, source: Source) -> None:
-    check_ids(name, ids, source.table.shape[0])
-    if source.places is not None:
-        check_ids(name, source.places, source.rows.shape[0], "places")
-
-
 def _fake(query: Tensor, table: Tensor, ids: Tensor, eps: float, *half: Any) -> Tensor:
-    _check(query, table, ids, eps, *half)
     return query.new_empty(ids.shape)
 
 
@@ -83,8 +71,6 @@ def lookup_dot_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Gradients of query and table; empty where not wanted."""
     source = Source(table, half, places, scales)
-    _check_backward(grad, query, table, ids, eps, wanted, *source[1:])
-    _check_values("lookup_dot_backward", ids, source)
     real = accumulator(query.dtype)
     query_grad, table_grad = (
         x.new_empty(x.shape if want else 0) for x, want in zip((query, table), wanted, strict=True)
@@ -99,20 +85,9 @@ def lookup_dot_backward(
     return query_grad, table_grad
 
 
-def _check_backward(
-    grad: Tensor, query: Tensor, table: Tensor, ids: Tensor, eps: float, wanted: list[bool], *half: Any
-) -> None:
-    check_source("lookup_dot_backward", query, ids, Source(table, *half))
-    require_tensor(grad, "lookup_dot_backward: grad", 2)
-    for found, expected in zip(grad.shape, ids.shape, strict=True):
-        require_size(found, expected, "lookup_dot_backward: size of grad")
-    require(len(wanted) == 2, "lookup_dot_backward: wanted has one entry for each of query and table")
-
-
 def _backward_fake(
     grad: Tensor, query: Tensor, table: Tensor, ids: Tensor, eps: float, wanted: list[bool], *half: Any
 ) -> tuple[Tensor, Tensor]:
-    _check_backward(grad, query, table, ids, eps, wanted, *half)
     query_grad, table_grad = (
         x.new_empty(x.shape if want else 0) for x, want in zip((query, table), wanted, strict=True)
     )
@@ -123,7 +98,6 @@ def _backward_fake(
 
 
 def _kernel(library: ctypes.CDLL, query: Tensor, table: Tensor, ids: Tensor, eps: float, *half: Any) -> Tensor:
-    _check(query, table, ids, eps, *half)
     wide = query.to(accumulator(query.dtype))
     return cpu.scores(library, wide, Source(table, *half), ids, eps).to(query.dtype)
 
@@ -132,7 +106,6 @@ def _backward_kernel(
     library: ctypes.CDLL, grad: Tensor, query: Tensor, table: Tensor, ids: Tensor, eps: float, wanted: list[bool],
     *half: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    _check_backward(grad, query, table, ids, eps, wanted, *half)
     query_grad, table_grad = (x.new_empty(0) for x in (query, table))
     if wanted[0]:
         real = accumulator(query.dtype)
@@ -168,8 +141,10 @@ _HALF = "Tensor? half=None, Tensor? places=None, Tensor? scales=None"
 
 declare(
     f"lookup_dot(Tensor query, Tensor table, Tensor ids, float eps, {_HALF}) -> Tensor",
+    COPIED,
     reference=lookup_dot,
-    cpu=compiled(_kernel, lookup_dot, _storage),
+    cpu=_kernel,
+    storage=_storage,
     fake=_fake,
     backward=_backward,
     save=_save,
@@ -178,8 +153,10 @@ declare(
 declare(
     "lookup_dot_backward(Tensor grad, Tensor query, Tensor table, Tensor ids, float eps, bool[] wanted, "
     f"{_HALF}) -> (Tensor, Tensor)",
+    COPIED.extended(grad=Array("T K", REAL), wanted=Flags(("query", "table"))),
     reference=lookup_dot_backward,
-    cpu=compiled(_backward_kernel, lookup_dot_backward, _backward_storage),
+    cpu=_backward_kernel,
+    storage=_backward_storage,
     fake=_backward_fake,
     flops=_backward_flops,
 )

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .declare import as_given, declare, require, require_size, require_tensor, runs
+from .contract import INT64, REAL, Array, As, Ascending, Contract, Rule, Word
+from .declare import as_given, declare, runs
 
 ops = torch.ops.turbogr
 State = tuple[Tensor, Tensor | None]  # hidden, and the cell of an LSTM
@@ -107,7 +108,7 @@ class Columns:
             sequences, columns = x.shape[:2]
             pairs = [(s * columns, (s + 1) * columns) for s in range(sequences)]
         else:
-            pairs = runs(offsets, x.shape[0], "recurrence: offsets")
+            pairs = runs(offsets)
         starts, ends = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
         lengths, self.order = (ends - starts).sort(descending=True, stable=True)
         longest = int(lengths[0]) if len(pairs) else 0
@@ -128,7 +129,6 @@ def recurrence(
     x is (rows, features) with offsets of sequences, or (sequences, columns, features); rows behind the last offset are
     zero. The state before the first row is (sequences, size).
     """
-    _check(x, hidden, cell, input_weight, hidden_weight, offsets, kind)
     how, size = CELLS[kind], hidden.shape[1]
     with as_given(x):
         columns = Columns(x, offsets)
@@ -222,25 +222,10 @@ def _earlier(columns: Columns) -> Tensor:
 # --- declarations ------------------------------------------------------------------------------------
 
 
-def _check(x: Tensor, hidden: Tensor, cell: Tensor | None, input_weight: Tensor, hidden_weight: Tensor,
-           offsets: Tensor | None, kind: str) -> None:  # fmt: skip
-    require(kind in CELLS, f"recurrence: kind must be one of {', '.join(CELLS)}, not {kind}")
-    require((cell is not None) == (kind == "lstm"), "recurrence: an LSTM has a cell, and nothing else has")
-    require_tensor(x, "recurrence: x", 3 if offsets is None else 2)
-    require_tensor(hidden, "recurrence: hidden", 2)
-    size = hidden.shape[1]
-    require_size(input_weight.shape[0], CELLS[kind].gates * size, "recurrence: rows of input_weight")
-    require_size(hidden_weight.shape[0], CELLS[kind].gates * size, "recurrence: rows of hidden_weight")
-    require_size(input_weight.shape[1], x.shape[-1], "recurrence: columns of input_weight")
-    if offsets is not None:
-        require_tensor(offsets, "recurrence: offsets", 1, torch.int64)
-
-
 def _fake(
     x: Tensor, hidden: Tensor, cell: Tensor | None, input_weight: Tensor, hidden_weight: Tensor,
     input_bias: Tensor | None, hidden_bias: Tensor | None, offsets: Tensor | None, kind: str,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    _check(x, hidden, cell, input_weight, hidden_weight, offsets, kind)
     size, rows = hidden.shape[1], x.shape[0] if offsets is not None else x.shape[0] * x.shape[1]
     shape = (*x.shape[:-1], size)
     cells = x.new_empty(shape) if cell is not None else x.new_empty(0)
@@ -291,14 +276,38 @@ def _backward_flops(grad: Any, grad_cells: Any, *forward: Any, **more: Any) -> i
     return 2 * _flops(*forward)
 
 
+_GATES = {kind: cell.gates for kind, cell in CELLS.items()}
+_KEPT = {kind: cell.kept for kind, cell in CELLS.items()}
+_CONTRACT = Contract(
+    Rule("(cell is not None) == (kind == 'lstm')", "an LSTM has a cell, and nothing else has", first=True),
+    Rule("len(x.shape) == (3 if offsets is None else 2)", "x has 2 dims with offsets and 3 without, not {x.dim()}"),
+    Rule("offsets is not None or not unlike(B[:1], (S,))", "x has {B[0]} sequences, and hidden {S}"),
+    Rule(f"P == {_GATES}[kind] * H", "input_weight has {P} rows, which is no block of {H} for each gate"),
+    kind=Word(tuple(CELLS)),
+    x=Array("...B F", REAL),
+    hidden=Array("S H", As("x")),
+    cell=Array("S H", As("x")),
+    input_weight=Array("P F", As("x")),
+    hidden_weight=Array("P H", As("x")),
+    offsets=Array("S+1", INT64, Ascending("B[0]")),
+)
+
 declare(
     "recurrence(Tensor x, Tensor hidden, Tensor? cell, Tensor input_weight, Tensor hidden_weight, "
     "Tensor? input_bias, Tensor? hidden_bias, Tensor? offsets, str kind) -> (Tensor, Tensor, Tensor)",
+    _CONTRACT.extended(input_bias=Array("P", As("x")), hidden_bias=Array("P", As("x"))),
     reference=recurrence, fake=_fake, backward=_backward, save=_save, flops=_flops,
 )  # fmt: skip
 declare(
     "recurrence_backward(Tensor grad, Tensor? grad_cells, Tensor x, Tensor hidden, Tensor? cell, Tensor input_weight, "
     "Tensor hidden_weight, Tensor? offsets, str kind, Tensor states, Tensor kept) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _CONTRACT.extended(
+        Rule(f"Q == {_KEPT}[kind] * H", "kept has {Q} columns, which is no block of {H} for each number that is kept"),
+        grad=Array("...B H", As("x")),
+        grad_cells=Array("...B H", As("x")),
+        states=Array("...B H", As("x")),
+        kept=Array("_ Q", As("x")),
+    ),
     reference=recurrence_backward, fake=_backward_fake, flops=_backward_flops,
 )  # fmt: skip

@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
+from .contract import INT64, REAL, Array, Flags, Range, Whole, Word
 from .cpu import sampled_loss as cpu
-from .declare import LIBRARY, accumulator, as_given, declare, require, require_size, require_tensor
-from .lookup import Source, check_ids, check_source, compiled, look_up, parts
+from .declare import accumulator, as_given, compose, declare, require
+from .lookup import COPIED, GROUP, Source, look_up, parts
 
 ops = torch.ops.turbogr
 
@@ -63,29 +63,6 @@ class Inputs(NamedTuple):
         return accumulator(self.query.dtype)
 
 
-# --- checks ------------------------------------------------------------------------------------------
-
-
-def check(a: Inputs) -> None:
-    name = "sampled_loss_total"
-    check_source(name, a.query, a.ids, a.source)
-    require_tensor(a.positive_ids, f"{name}: positive_ids", 1, torch.int64)
-    require_size(a.positive_ids.shape[0], a.query.shape[0], f"{name}: length of positive_ids")
-    if a.weights is not None:
-        require_tensor(a.weights, f"{name}: weights", 1)
-        require_size(a.weights.shape[0], a.query.shape[0], f"{name}: length of weights")
-    require(a.group >= 1, f"{name}: group must be 1 or more, not {a.group}")
-    require(a.kind in KINDS, f"{name}: kind must be one of {', '.join(KINDS)}, not {a.kind!r}")
-
-
-def _check_values(a: Inputs) -> None:
-    name = "sampled_loss_total"
-    check_ids(name, a.ids, a.table.shape[0])
-    check_ids(name, a.positive_ids, a.table.shape[0], "positive_ids")
-    if a.places is not None:
-        check_ids(name, a.places, a.source.rows.shape[0], "places")
-
-
 # --- reference ---------------------------------------------------------------------------------------
 
 
@@ -100,8 +77,6 @@ def total(*arguments: Any) -> Tensor:
 def ahead(*arguments: Any) -> tuple[Tensor, ...]:
     """Total, losses, gradient of query, slopes (T · K, group) of logits and of positives; empty where not wanted."""
     a, wanted = _split(arguments)
-    _check_ahead(a, wanted)
-    _check_values(a)
     results = _ahead_fake(*arguments)
     _, losses, query_grad, slopes, own_slopes = results
     weights = losses.new_ones(losses.shape) if a.weights is None else a.weights.to(a.real)
@@ -181,14 +156,8 @@ def _split(arguments: tuple[Any, ...]) -> tuple[Inputs, list[bool]]:
     return Inputs(*arguments[:10], *arguments[11:]), arguments[10]
 
 
-def _check_ahead(a: Inputs, wanted: list[bool]) -> None:
-    check(a)
-    require(len(wanted) == 2, "sampled_loss_ahead: wanted has one entry for each of query and table")
-
-
 def _ahead_fake(*arguments: Any) -> tuple[Tensor, ...]:
     a, wanted = _split(arguments)
-    _check_ahead(a, wanted)
     positions, each = a.ids.shape
     sizes = [(), (positions,), a.query.shape if wanted[0] else (0,)]
     sizes += [(positions * each, a.group), (positions,)] if wanted[1] else [(0, a.group), (0,)]
@@ -226,7 +195,6 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
 def _kernel(library: ctypes.CDLL, *arguments: Any) -> tuple[Tensor, ...]:
     a, wanted = _split(arguments)
     results = _ahead_fake(*arguments)
-    check_ids("sampled_loss_total", a.positive_ids, a.table.shape[0], "positive_ids")
     own = a.table.index_select(0, a.positive_ids).to(a.real)
     cpu.sampled_loss(library, a, own, results, wanted)
     return results
@@ -254,19 +222,23 @@ _TENSORS = "Tensor query, Tensor table, Tensor positive_ids, Tensor ids, Tensor?
 _ATTRIBUTES = "float scale, float eps, float hit_value, int group, str kind"
 _HALF = "Tensor? half=None, Tensor? places=None, Tensor? scales=None"
 
+_CONTRACT = COPIED.extended(
+    positive_ids=Array("T", INT64, Range("V")),
+    weights=Array("T", REAL),
+    group=Whole(1, GROUP),
+    kind=Word(KINDS),
+)
+
 declare(
     f"sampled_loss_ahead({_TENSORS}, {_ATTRIBUTES}, bool[] wanted, {_HALF}) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _CONTRACT.extended(wanted=Flags(("query", "table"))),
     reference=ahead,
-    cpu=compiled(_kernel, ahead, _storage),
+    cpu=_kernel,
+    storage=_storage,
     fake=_ahead_fake,
     backward=_backward,
     save=_save,
     flops=_ahead_flops,
 )
-if not hasattr(ops, "sampled_loss_total"):
-    LIBRARY.define(
-        f"sampled_loss_total({_TENSORS}, {_ATTRIBUTES}, {_HALF}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
-    )
-    LIBRARY.impl("sampled_loss_total", total, "CompositeImplicitAutograd")
-    register_flop_formula(ops.sampled_loss_total, get_raw=True)(_flops)
+compose(f"sampled_loss_total({_TENSORS}, {_ATTRIBUTES}, {_HALF}) -> Tensor", _CONTRACT, total, _flops)

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .declare import accumulator, as_given, declare, has_data, require, require_size, require_tensor, runs
+from .contract import INT64, REAL, Array, As, Ascending, Contract, Flags, together
+from .declare import accumulator, as_given, declare, has_data, runs
 
 ops = torch.ops.turbogr
 
@@ -47,51 +48,6 @@ class Inputs(NamedTuple):
     negative_ids: Tensor | None  # int64 (N,)
     negative_scales: Tensor | None  # float32 (G,)
     scale: float
-
-
-# --- checks ------------------------------------------------------------------------------------------
-
-
-def _check(a: Inputs) -> None:
-    """What can be said about shapes and dtypes without a look at the data."""
-    require_tensor(a.query, _name("query"), 2)
-    for name, x in (("positive", a.positive), ("negative", a.negative)):
-        require_tensor(x, _name(name), 2)
-        require(x.dtype == a.query.dtype, _name(f"{name} is {x.dtype}, while query is {a.query.dtype}"))
-        require_size(x.shape[1], a.query.shape[1], _name(f"width of {name}"))
-    require_size(a.positive.shape[0], a.query.shape[0], _name("rows of positive"))
-    _check_groups(a)
-    require((a.positive_ids is None) == (a.negative_ids is None), _name("positive_ids and negative_ids come together"))
-    for name, ids, rows in (("positive_ids", a.positive_ids, a.query), ("negative_ids", a.negative_ids, a.negative)):
-        if ids is not None:
-            require_tensor(ids, _name(name), 1, torch.int64)
-            require_size(ids.shape[0], rows.shape[0], _name(f"length of {name}"))
-    for other in a[1:8]:
-        if other is not None and other.device != a.query.device:
-            raise ValueError(_name(f"query is on {a.query.device}, another tensor on {other.device}"))
-
-
-def _check_groups(a: Inputs) -> None:
-    """Vectors with one entry per group, and offsets."""
-    require_tensor(a.query_offsets, _name("query_offsets"), 1, torch.int64)
-    require_tensor(a.negative_offsets, _name("negative_offsets"), 1, torch.int64)
-    require_size(a.negative_offsets.shape[0], a.query_offsets.shape[0], _name("length of negative_offsets"))
-    if a.negative_scales is not None:
-        require_tensor(a.negative_scales, _name("negative_scales"), 1, torch.float32)
-        require_size(a.negative_scales.shape[0], a.query_offsets.shape[0] - 1, _name("length of negative_scales"))
-
-
-def _check_backward(grad: Tensor, log_sum: Tensor, a: Inputs, wanted: list[bool]) -> None:
-    _check(a)
-    for name, x in (("grad", grad), ("log_sum", log_sum)):
-        require_tensor(x, f"sampled_softmax_backward: {name}", 1)
-        require_size(x.shape[0], a.query.shape[0], f"sampled_softmax_backward: length of {name}")
-    named = "query, positive and negative"
-    require(len(wanted) == 3, f"sampled_softmax_backward: wanted has one entry for each of {named}")
-
-
-def _name(what: str) -> str:
-    return f"sampled_softmax: {what}"
 
 
 # --- one group ---------------------------------------------------------------------------------------
@@ -138,8 +94,7 @@ class Group:
 
 def _groups(a: Inputs) -> Iterator[Group]:
     """Groups that have rows; the others contribute nothing."""
-    rows = runs(a.query_offsets, a.query.shape[0], "sampled_softmax: query_offsets")
-    negatives = runs(a.negative_offsets, a.negative.shape[0], "sampled_softmax: negative_offsets")
+    rows, negatives = runs(a.query_offsets), runs(a.negative_offsets)
     for index, (own, others) in enumerate(zip(rows, negatives, strict=True)):
         if own[0] < own[1]:
             yield Group(a, index, slice(*own), slice(*others))
@@ -151,7 +106,6 @@ def _groups(a: Inputs) -> Iterator[Group]:
 def sampled_softmax(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Loss and log_sum of each row."""
     a = Inputs(*arguments)
-    _check(a)
     loss, log_sum = (a.query.new_zeros(a.query.shape[0], dtype=accumulator(a.query.dtype)) for _ in range(2))
     with as_given(a.query):
         for group in _groups(a):
@@ -164,7 +118,6 @@ def sampled_softmax(*arguments: Any) -> tuple[Tensor, Tensor]:
 def sampled_softmax_backward(grad: Tensor, log_sum: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     """Gradients of query, positive and negative, from that of each row's loss; empty where not wanted."""
     a, wanted = Inputs(*arguments[:-1]), arguments[-1]
-    _check_backward(grad, log_sum, a, wanted)
     # Results of an op share no memory, not even none.
     found = [x.new_zeros(x.shape if want else 0) for x, want in zip(a[:3], wanted, strict=True)]
     query, positive, negative = (x if want else None for x, want in zip(found, wanted, strict=True))
@@ -186,14 +139,12 @@ def sampled_softmax_backward(grad: Tensor, log_sum: Tensor, *arguments: Any) -> 
 
 def _fake(*arguments: Any) -> tuple[Tensor, Tensor]:
     a = Inputs(*arguments)
-    _check(a)
     loss, log_sum = (a.query.new_empty(a.query.shape[0], dtype=accumulator(a.query.dtype)) for _ in range(2))
     return loss, log_sum
 
 
 def _backward_fake(grad: Tensor, log_sum: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     a, wanted = Inputs(*arguments[:-1]), arguments[-1]
-    _check_backward(grad, log_sum, a, wanted)
     return tuple(x.new_empty(x.shape if want else 0) for x, want in zip(a[:3], wanted, strict=True))
 
 
@@ -232,8 +183,21 @@ def _pairs(a: Inputs) -> Any:
     return int((a.query_offsets.diff() * a.negative_offsets.diff()).sum())
 
 
+_CONTRACT = Contract(
+    together("positive_ids", "negative_ids"),
+    query=Array("T D", REAL),
+    positive=Array("T D", As("query")),
+    negative=Array("N D", As("query")),
+    query_offsets=Array("G+1", INT64, Ascending("T")),
+    negative_offsets=Array("G+1", INT64, Ascending("N")),
+    positive_ids=Array("T", INT64),
+    negative_ids=Array("N", INT64),
+    negative_scales=Array("G", (torch.float32,)),
+)
+
 declare(
     f"sampled_softmax({_ARGUMENTS}) -> (Tensor loss, Tensor log_sum)",
+    _CONTRACT,
     reference=sampled_softmax,
     fake=_fake,
     backward=_backward,
@@ -242,6 +206,11 @@ declare(
 )
 declare(
     f"sampled_softmax_backward(Tensor grad, Tensor log_sum, {_ARGUMENTS}, bool[] wanted) -> (Tensor, Tensor, Tensor)",
+    _CONTRACT.extended(
+        grad=Array("T", REAL),
+        log_sum=Array("T", REAL),
+        wanted=Flags(("query", "positive", "negative")),
+    ),
     reference=sampled_softmax_backward,
     fake=_backward_fake,
     flops=_backward_flops,

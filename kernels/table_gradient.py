@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .contract import INT64, REAL, Array, Range, Whole, together
 from .cpu import table_gradient as cpu
-from .declare import accumulator, as_given, declare, require, require_size, require_tensor
-from .lookup import Source, check_ids, check_source, compiled, parts
+from .declare import accumulator, as_given, declare
+from .lookup import GROUP, LOOKUP, parts
 
 
 def table_gradient(
@@ -22,22 +23,19 @@ def table_gradient(
     Positions are in groups of `group`, the last of which may be shorter: entry n, at position n // K, meets all queries
     of its group. own_slopes[t] belongs to query t and row own_ids[t].
     """
-    _check_table(slopes, own_slopes, query, table, ids, own_ids, group, eps)
-    name, (positions, each) = "lookup_table_gradient", ids.shape
-    check_ids(name, ids, table.shape[0])
+    positions, each = ids.shape
     real = accumulator(query.dtype)
     total = table.new_zeros(table.shape, dtype=real)
     with as_given(query):
         wide, slopes = query.to(real), slopes.to(real).view(positions, each, group)
         for part in parts(positions, each * query.shape[1]):
             first = torch.arange(part.start, part.stop, device=ids.device) // group * group
-            for member in range(group):
+            for member in range(min(group, positions)):
                 there = first + member < positions
                 one = wide[(first + member).clamp_max(max(positions - 1, 0))][there]
                 rows = slopes[part, :, member][there][..., None] * one[:, None]
                 total.index_add_(0, ids[part][there].reshape(-1), rows.flatten(0, 1))
         if own_slopes is not None and own_ids is not None:
-            check_ids(name, own_ids, table.shape[0], "own_ids")
             total.index_add_(0, own_ids, own_slopes.to(real)[:, None] * wide)
         if eps >= 0:
             named = ids.reshape(-1) if own_ids is None else torch.cat([ids.reshape(-1), own_ids])
@@ -53,26 +51,7 @@ def through_norm(grad: Tensor, rows: Tensor, eps: float) -> Tensor:
     return torch.where(size < eps, grad / eps, grad / size - along / size * (rows / size) / size)
 
 
-def _check_table(
-    slopes: Tensor, own_slopes: Tensor | None, query: Tensor, table: Tensor, ids: Tensor, own_ids: Tensor | None,
-    group: int, eps: float,
-) -> None:  # fmt: skip
-    name = "lookup_table_gradient"
-    check_source(name, query, ids, Source(table))
-    require(group >= 1, f"{name}: group must be 1 or more, not {group}")
-    require_tensor(slopes, f"{name}: slopes", 2)
-    require_size(slopes.shape[0], ids.shape[0] * ids.shape[1], f"{name}: rows of slopes")
-    require_size(slopes.shape[1], group, f"{name}: width of slopes")
-    require((own_slopes is None) == (own_ids is None), f"{name}: own_slopes and own_ids come together")
-    if own_slopes is not None and own_ids is not None:
-        require_tensor(own_slopes, f"{name}: own_slopes", 1)
-        require_tensor(own_ids, f"{name}: own_ids", 1, torch.int64)
-        require_size(own_slopes.shape[0], query.shape[0], f"{name}: length of own_slopes")
-        require_size(own_ids.shape[0], query.shape[0], f"{name}: length of own_ids")
-
-
 def _table_fake(slopes: Tensor, own_slopes: Tensor | None, query: Tensor, table: Tensor, *rest: Any) -> Tensor:
-    _check_table(slopes, own_slopes, query, table, *rest)
     return table.new_empty(table.shape)
 
 
@@ -80,7 +59,6 @@ def _kernel(
     library: ctypes.CDLL, slopes: Tensor, own_slopes: Tensor | None, query: Tensor, table: Tensor, ids: Tensor,
     own_ids: Tensor | None, group: int, eps: float,
 ) -> Tensor:  # fmt: skip
-    _check_table(slopes, own_slopes, query, table, ids, own_ids, group, eps)
     real = accumulator(query.dtype)
     own_slopes = None if own_slopes is None else own_slopes.to(real)
     return cpu.table_gradient(library, slopes.to(real), own_slopes, query.to(real), table, ids, own_ids, group, eps)
@@ -94,8 +72,16 @@ def _table_flops(slopes: Tensor, own_slopes: Any, query: Tensor, *rest: Any, out
 declare(
     "lookup_table_gradient(Tensor slopes, Tensor? own_slopes, Tensor query, Tensor table, Tensor ids, "
     "Tensor? own_ids, int group, float eps) -> Tensor",
+    LOOKUP.extended(
+        together("own_slopes", "own_ids"),
+        group=Whole(1, GROUP),
+        slopes=Array("T*K group", REAL),
+        own_slopes=Array("T", REAL),
+        own_ids=Array("T", INT64, Range("V")),
+    ),
     reference=table_gradient,
-    cpu=compiled(_kernel, table_gradient, lambda slopes, own_slopes, query, table, *rest: table.dtype),
+    cpu=_kernel,
+    storage=lambda slopes, own_slopes, query, table, *rest: table.dtype,
     fake=_table_fake,
     flops=_table_flops,
 )

@@ -451,9 +451,6 @@ void fill_idle(const AttentionArguments& a, const int64_t* offsets, const int64_
   std::fill(start + offsets[a.sequences] * width, start + rows * width, value);
 }
 
-// NULL, or what is wrong with the arguments' data.
-const char* check_attention(const AttentionArguments& a);
-
 // Parts of about equal work, largest first. A sequence is split (its queries or its keys) when it is a large share of
 // the batch: that depends on the batch alone, so sums are the same for any number of threads.
 std::vector<Task> plan_attention(const AttentionArguments& a, bool split_queries);

@@ -66,7 +66,7 @@ def attention_backward(
         found.append(total)
     call(library.turbogr_jagged_attention_backward, arguments)
     for place, x in enumerate(sums, 3):
-        if found[place].numel() and x is not None:
+        if wanted[place] and x is not None:
             found[place] = found[place].to(x.dtype)
     return tuple(found)
 

@@ -420,9 +420,10 @@ void backward(const AttentionArguments& a) {
 }  // namespace turbogr
 
 extern "C" const char* turbogr_jagged_attention_backward(const turbogr::AttentionArguments* a) {
-  using namespace turbogr;
-  if (const char* error = check_attention(*a)) return error;
-  if (!with_storage(a->type, [&](auto* s) { backward<std::remove_pointer_t<decltype(s)>>(*a); }))
-    return failure("jagged_attention: this library does not compute in the dtype of query");
-  return nullptr;
+  return turbogr::guarded([&]() -> const char* {
+    using namespace turbogr;
+    if (!with_storage(a->type, [&](auto* s) { backward<std::remove_pointer_t<decltype(s)>>(*a); }))
+      return failure("jagged_attention: this library does not compute in the dtype of query");
+    return nullptr;
+  });
 }

@@ -208,9 +208,10 @@ void forward(const AttentionArguments& a) {
 }  // namespace turbogr
 
 extern "C" const char* turbogr_jagged_attention(const turbogr::AttentionArguments* a) {
-  using namespace turbogr;
-  if (const char* error = check_attention(*a)) return error;
-  if (!with_storage(a->type, [&](auto* s) { forward<std::remove_pointer_t<decltype(s)>>(*a); }))
-    return failure("jagged_attention: this library does not compute in the dtype of query");
-  return nullptr;
+  return turbogr::guarded([&]() -> const char* {
+    using namespace turbogr;
+    if (!with_storage(a->type, [&](auto* s) { forward<std::remove_pointer_t<decltype(s)>>(*a); }))
+      return failure("jagged_attention: this library does not compute in the dtype of query");
+    return nullptr;
+  });
 }

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-INDEX = "index: "  # begins the text of what is an IndexError
+# What the text of an error begins with, by what is raised; anything else is a ValueError.
+ERRORS: dict[str, type[Exception]] = {"memory: ": MemoryError, "internal: ": RuntimeError}
 # Codes of storage.h.
 TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 
@@ -46,4 +47,5 @@ def call(function: Any, arguments: Arguments) -> None:
     error = function(ctypes.byref(arguments))
     if error:
         text = ctypes.string_at(error).decode()
-        raise IndexError(text[len(INDEX) :]) if text.startswith(INDEX) else ValueError(text)
+        kind = next((kind for kind in ERRORS if text.startswith(kind)), "")
+        raise ERRORS.get(kind, ValueError)(text[len(kind) :])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .call import TYPES, Arguments, call, fields
-from .rows import along_first, along_last, call_as, gather_into, scatter_into, threads_for
+from .rows import along_first, along_last, gather_into, scatter_into, threads_for
 
 
 class CoalesceArguments(Arguments):
@@ -21,13 +21,13 @@ class SumArguments(Arguments):
 
 def embedding(library: ctypes.CDLL, weight: Tensor, ids: Tensor, padding_idx: int) -> Tensor:
     result = weight.new_empty((*ids.shape, weight.shape[1]))
-    return gather_into(result, "embedding", library, weight, ids.to(torch.int64))
+    return gather_into(result, library, weight, ids.to(torch.int64))
 
 
 def embedding_backward(library: ctypes.CDLL, grad: Tensor, ids: Tensor, count: int, padding_idx: int) -> Tensor:
     result = grad.new_empty((count, grad.shape[-1]))
     rows = ids.to(torch.int64)
-    return scatter_into(result, "embedding_backward", library, along_last(grad), rows, padding_idx)
+    return scatter_into(result, library, along_last(grad), rows, padding_idx)
 
 
 def coalesce(library: ctypes.CDLL, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,7 +41,7 @@ def coalesce(library: ctypes.CDLL, x: Tensor, rows: Tensor) -> tuple[Tensor, Ten
         ctypes.addressof(unique_count),
         rows.numel(),
     )
-    call_as("coalesce_rows", library.turbogr_coalesce_rows, order)
+    call(library.turbogr_coalesce_rows, order)
     unique = unique[: unique_count.value].clone()
     sums = x.new_empty((unique.numel(), *x.shape[1:]))
     arguments = SumArguments(

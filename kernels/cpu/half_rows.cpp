@@ -13,7 +13,7 @@ struct HalfRowsArguments {
   const int64_t* segments;  // those that are asked for; null: all
   void* halves;             // entries x depth
   float* scales;            // of segments
-  int64_t entries, depth, stride, limit, block, count, threads;  // count of segments that are asked for
+  int64_t entries, depth, stride, block, count, threads;  // count of segments that are asked for
 };
 
 #if defined(TURBOGR_HALVES)
@@ -47,24 +47,20 @@ void narrow_segment(const HalfRowsArguments& a, int64_t first, int64_t last, flo
 }  // namespace
 
 extern "C" const char* turbogr_half_rows(const HalfRowsArguments* a) {
+  return guarded([&]() -> const char* {
 #if defined(TURBOGR_HALVES)
-  if (a->places != nullptr)
-    if (const char* error = require_rows(a->places, a->entries, a->limit, "ids")) return error;
-  if (a->offsets != nullptr)
-    for (int64_t s = 0; s < a->count; ++s)
-      if (a->offsets[s] > a->offsets[s + 1] || a->offsets[s] < 0 || a->offsets[s + 1] > a->entries)
-        return failure("offsets must ascend, from zero at least to %lld at most", (long long)a->entries);
-  parallel_for(a->count, a->threads, [&](int64_t i) {
-    const int64_t s = a->segments == nullptr ? i : a->segments[i];
-    const int64_t first = a->offsets == nullptr ? s * a->block : a->offsets[s];
-    const int64_t last = a->offsets == nullptr ? std::min(first + a->block, a->entries) : a->offsets[s + 1];
-    narrow_segment(*a, first, last, a->scales + s);
-  });
-  return nullptr;
+    parallel_for(a->count, a->threads, [&](int64_t i) {
+      const int64_t s = a->segments == nullptr ? i : a->segments[i];
+      const int64_t first = a->offsets == nullptr ? s * a->block : a->offsets[s];
+      const int64_t last = a->offsets == nullptr ? std::min(first + a->block, a->entries) : a->offsets[s + 1];
+      narrow_segment(*a, first, last, a->scales + s);
+    });
+    return nullptr;
 #else
-  (void)a;
-  return failure("no kernel for 16 bits in this library");
+    (void)a;
+    return failure("no kernel for 16 bits in this library");
 #endif
+  });
 }
 
 }  // namespace turbogr

@@ -6,16 +6,16 @@ import ctypes
 
 from torch import Tensor
 
-from .call import Arguments, address, fields
-from .rows import along_first, call_as, threads_for
+from .call import Arguments, address, call, fields
+from .rows import along_first, threads_for
 
 
 class HalfRowsArguments(Arguments):
-    _fields_ = fields("rows places offsets segments halves scales", "entries depth stride limit block count threads")
+    _fields_ = fields("rows places offsets segments halves scales", "entries depth stride block count threads")
 
 
 def narrow(
-    library: ctypes.CDLL, name: str, table: Tensor, ids: Tensor | None, offsets: Tensor | None, block: int,
+    library: ctypes.CDLL, table: Tensor, ids: Tensor | None, offsets: Tensor | None, block: int,
     half: Tensor, scales: Tensor, segments: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Fills `half` and `scales`, which are contiguous; segments that are not asked for stay as they are."""
@@ -27,9 +27,8 @@ def narrow(
         half.shape[0],
         rows.width,
         rows.stride,
-        rows.length,
         block,
         (scales if segments is None else segments).shape[0],
         threads_for(half.numel()),
     )
-    call_as(name, library.turbogr_half_rows, arguments)
+    call(library.turbogr_half_rows, arguments)

@@ -134,12 +134,14 @@ void treat(const LossTileArguments& a, int64_t r) {
 }  // namespace
 
 extern "C" const char* turbogr_loss_tile(const LossTileArguments* a) {
-  const int64_t tasks = (a->rows + kRowsPerTask - 1) / kRowsPerTask;
-  parallel_for(tasks, a->threads, [&](int64_t task) {
-    const int64_t end = std::min(a->rows, (task + 1) * kRowsPerTask);
-    for (int64_t r = task * kRowsPerTask; r < end; ++r) treat(*a, r);
+  return guarded([&]() -> const char* {
+    const int64_t tasks = (a->rows + kRowsPerTask - 1) / kRowsPerTask;
+    parallel_for(tasks, a->threads, [&](int64_t task) {
+      const int64_t end = std::min(a->rows, (task + 1) * kRowsPerTask);
+      for (int64_t r = task * kRowsPerTask; r < end; ++r) treat(*a, r);
+    });
+    return nullptr;
   });
-  return nullptr;
 }
 
 }  // namespace turbogr

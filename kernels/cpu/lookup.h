@@ -9,10 +9,10 @@ namespace turbogr {
 
 // What rows are read from; the first fields of several structs of arguments.
 struct Lookup {
-  const void* rows;       // `count` rows of `depth` numbers
+  const void* rows;       // of `depth` numbers each
   const int64_t* places;  // the row of each entry
   const float* scales;    // what rows are multiplied with, one number for each `block` of them; may be null
-  int64_t entries, count, depth, stride, block, type;
+  int64_t entries, depth, stride, block, type;
   double eps;  // rows are divided by the larger of this and their norm; below zero, they stay as they are
 };
 
@@ -92,16 +92,6 @@ void add_rows(const S* const* rows, const Real* weights, int64_t count, int64_t 
   weighted_sum(
       rows, weights, count, depth, [&](int64_t at, auto cut) { return load_lanes(to + at, cut); },
       [&](int64_t at, Lanes x, auto cut) { store_lanes(to + at, x, cut); });
-}
-
-// NULL when all numbers are within [0, limit).
-inline const char* require_rows(const int64_t* rows, int64_t count, int64_t limit, const char* what) {
-  bool outside = false;
-  for (int64_t i = 0; i < count; ++i) outside |= uint64_t(rows[i]) >= uint64_t(limit);
-  if (!outside) return nullptr;
-  while (uint64_t(*rows) < uint64_t(limit)) ++rows;
-  return failure("index: row %lld, an entry of %s, is out of range: there are %lld rows", (long long)*rows, what,
-                 (long long)limit);
 }
 
 }  // namespace turbogr

@@ -12,7 +12,7 @@ from .rows import along_first
 if TYPE_CHECKING:
     from ..lookup import Source
 
-LOOKUP = fields("rows places scales", "entries count depth stride block type", "eps")
+LOOKUP = fields("rows places scales", "entries depth stride block type", "eps")
 
 
 class Lookup:
@@ -23,6 +23,6 @@ class Lookup:
         self.places = source.at(self.ids).contiguous()
         self.scales = None if source.scales is None else source.scales.contiguous()
         rows = along_first(source.rows)
-        self.rows, self.limit = rows.tensor, source.table.shape[0]
-        numbers = self.ids.numel(), rows.length, rows.width, rows.stride, source.block, TYPES[rows.tensor.dtype]
+        self.rows = rows.tensor
+        numbers = self.ids.numel(), rows.width, rows.stride, source.block, TYPES[rows.tensor.dtype]
         self.fields: tuple[Any, ...] = (rows.start, address(self.places), address(self.scales), *numbers, eps)

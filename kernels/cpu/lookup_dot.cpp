@@ -10,7 +10,7 @@ struct LookupDotArguments {
   const int64_t* ids;
   Real* scores;      // positions x each; slopes, where there is query_grad
   Real* query_grad;  // null, or what is asked for instead of scores
-  int64_t positions, each, limit, threads;
+  int64_t positions, each, threads;
 };
 
 template <typename S>
@@ -46,14 +46,13 @@ void add_up(const LookupDotArguments& a, const TableRows<S>& rows, int64_t posit
 }  // namespace
 
 extern "C" const char* turbogr_lookup_dot(const LookupDotArguments* a) {
-  if (const char* error = require_rows(a->ids, a->lookup.entries, a->limit, "ids")) return error;
-  if (a->lookup.places != a->ids)
-    if (const char* error = require_rows(a->lookup.places, a->lookup.entries, a->lookup.count, "places")) return error;
-  return for_storage(a->lookup.type, [&](auto* storage) {
-    const TableRows<std::remove_pointer_t<decltype(storage)>> rows(a->lookup);
-    for_rows(a->positions, rows_per_chunk(a->each * a->lookup.depth), a->threads, [&](int64_t first, int64_t last) {
-      for (int64_t position = first; position < last; ++position)
-        a->query_grad == nullptr ? score(*a, rows, position) : add_up(*a, rows, position);
+  return guarded([&]() -> const char* {
+    return for_storage(a->lookup.type, [&](auto* storage) {
+      const TableRows<std::remove_pointer_t<decltype(storage)>> rows(a->lookup);
+      for_rows(a->positions, rows_per_chunk(a->each * a->lookup.depth), a->threads, [&](int64_t first, int64_t last) {
+        for (int64_t position = first; position < last; ++position)
+          a->query_grad == nullptr ? score(*a, rows, position) : add_up(*a, rows, position);
+      });
     });
   });
 }

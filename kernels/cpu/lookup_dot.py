@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from .call import Arguments, address, fields
+from .call import Arguments, address, call, fields
 from .lookup import LOOKUP, Lookup
-from .rows import call_as, threads_for
+from .rows import threads_for
 
 if TYPE_CHECKING:
     from ..lookup import Source
 
 
 class LookupDotArguments(Arguments):
-    _fields_ = LOOKUP + fields("query ids scores query_grad", "positions each limit threads")
+    _fields_ = LOOKUP + fields("query ids scores query_grad", "positions each threads")
 
 
 def scores(library: ctypes.CDLL, query: Tensor, source: Source, ids: Tensor, eps: float) -> Tensor:
     result = query.new_empty(ids.shape)
-    _run("lookup_dot", library, query.contiguous(), Lookup(source, ids, eps), result, None)
+    _run(library, query.contiguous(), Lookup(source, ids, eps), result, None)
     return result
 
 
@@ -29,13 +29,11 @@ def query_gradient(
     library: ctypes.CDLL, slopes: Tensor, query: Tensor, source: Source, ids: Tensor, eps: float
 ) -> Tensor:
     result = query.new_empty(query.shape)
-    _run("lookup_dot_backward", library, query, Lookup(source, ids, eps), slopes.contiguous(), result)
+    _run(library, query, Lookup(source, ids, eps), slopes.contiguous(), result)
     return result
 
 
-def _run(
-    name: str, library: ctypes.CDLL, query: Tensor, lookup: Lookup, scores: Tensor, query_grad: Tensor | None
-) -> None:
+def _run(library: ctypes.CDLL, query: Tensor, lookup: Lookup, scores: Tensor, query_grad: Tensor | None) -> None:
     arguments = LookupDotArguments(
         *lookup.fields,
         address(query),
@@ -43,7 +41,6 @@ def _run(
         address(scores),
         address(query_grad),
         *lookup.ids.shape,
-        lookup.limit,
         threads_for(lookup.ids.numel() * query.shape[1]),
     )
-    call_as(name, library.turbogr_lookup_dot, arguments)
+    call(library.turbogr_lookup_dot, arguments)

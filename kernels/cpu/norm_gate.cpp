@@ -114,11 +114,15 @@ void backward(const NormGateBackwardArguments& a, S*) {
 }  // namespace
 
 extern "C" const char* turbogr_norm_gate(const NormGateArguments* a) {
-  return for_storage(a->type, [&](auto* storage) { forward(*a, storage); });
+  return guarded([&]() -> const char* {
+    return for_storage(a->type, [&](auto* storage) { forward(*a, storage); });
+  });
 }
 
 extern "C" const char* turbogr_norm_gate_backward(const NormGateBackwardArguments* a) {
-  return for_storage(a->type, [&](auto* storage) { backward(*a, storage); });
+  return guarded([&]() -> const char* {
+    return for_storage(a->type, [&](auto* storage) { backward(*a, storage); });
+  });
 }
 
 }  // namespace turbogr

@@ -12,28 +12,13 @@ struct Entry {
   int64_t row, position;
 };
 
-constexpr int64_t kAnyRow = INT64_MAX;
-
-// NULL when all rows are within [0, limit).
-const char* check_rows(const int64_t* rows, int64_t count, int64_t limit) {
-  bool outside = false;
-  for (int64_t i = 0; i < count; ++i) outside |= uint64_t(rows[i]) >= uint64_t(limit);
-  if (!outside) return nullptr;
-  int64_t at = 0;
-  while (uint64_t(rows[at]) < uint64_t(limit)) ++at;
-  if (limit == kAnyRow)
-    return failure("index: row %lld, entry %lld of the index, is negative", (long long)rows[at], (long long)at);
-  return failure("index: row %lld, entry %lld of the index, is out of range: there are %lld rows", (long long)rows[at],
-                 (long long)at, (long long)limit);
-}
-
 // --- gather ---
 
 struct GatherArguments {
   const char* x;
   const int64_t* rows;
   char* result;
-  int64_t count, limit, width, stride;  // width and stride of a row in bytes
+  int64_t count, width, stride;  // width and stride of a row in bytes
   int64_t threads;
 };
 
@@ -187,47 +172,52 @@ struct CoalesceArguments {
 }  // namespace
 
 extern "C" const char* turbogr_gather_rows(const GatherArguments* a) {
-  if (const char* error = check_rows(a->rows, a->count, a->limit)) return error;
-  switch (a->width) {
-    case 0:
-      break;
-    case 2:
-      gather_small<2>(*a);
-      break;
-    case 4:
-      gather_small<4>(*a);
-      break;
-    case 8:
-      gather_small<8>(*a);
-      break;
-    default:
-      gather_wide(*a);
-  }
-  return nullptr;
+  return guarded([&]() -> const char* {
+    switch (a->width) {
+      case 0:
+        break;
+      case 2:
+        gather_small<2>(*a);
+        break;
+      case 4:
+        gather_small<4>(*a);
+        break;
+      case 8:
+        gather_small<8>(*a);
+        break;
+      default:
+        gather_wide(*a);
+    }
+    return nullptr;
+  });
 }
 
 extern "C" const char* turbogr_scatter_rows(const ScatterArguments* a) {
-  if (const char* error = check_rows(a->rows, a->count, a->limit)) return error;
-  static thread_local Scratch scratch;
-  Entry* entries = (Entry*)scratch.room(size_t(2 * a->count) * sizeof(Entry));
-  const int64_t kept = sorted(a->rows, a->count, a->skip, entries, entries + a->count);
-  return sum_any({a->x, entries, a->result, kept, a->limit, a->width, a->stride, a->type, a->threads});
+  return guarded([&]() -> const char* {
+    static thread_local Scratch scratch;
+    Entry* entries = (Entry*)scratch.room(size_t(2 * a->count) * sizeof(Entry));
+    const int64_t kept = sorted(a->rows, a->count, a->skip, entries, entries + a->count);
+    return sum_any({a->x, entries, a->result, kept, a->limit, a->width, a->stride, a->type, a->threads});
+  });
 }
 
 // Entries sorted by row, with the rank of each row in its stead, and the rows by rank.
 extern "C" const char* turbogr_coalesce_rows(const CoalesceArguments* a) {
-  if (const char* error = check_rows(a->rows, a->count, kAnyRow)) return error;
-  const int64_t count = sorted(a->rows, a->count, -1, a->entries, a->other);
-  int64_t ranks = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t row = a->entries[i].row;
-    if (i == 0 || row != a->unique[ranks - 1]) a->unique[ranks++] = row;
-    a->entries[i].row = ranks - 1;
-  }
-  *a->unique_count = ranks;
-  return nullptr;
+  return guarded([&]() -> const char* {
+    const int64_t count = sorted(a->rows, a->count, -1, a->entries, a->other);
+    int64_t ranks = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = a->entries[i].row;
+      if (i == 0 || row != a->unique[ranks - 1]) a->unique[ranks++] = row;
+      a->entries[i].row = ranks - 1;
+    }
+    *a->unique_count = ranks;
+    return nullptr;
+  });
 }
 
-extern "C" const char* turbogr_sum_rows(const SumArguments* a) { return sum_any(*a); }
+extern "C" const char* turbogr_sum_rows(const SumArguments* a) {
+  return guarded([&]() -> const char* { return sum_any(*a); });
+}
 
 }  // namespace turbogr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,26 +59,18 @@ def threads_for(numbers: int) -> int:
     return torch.get_num_threads() if numbers > WORTH_THREADS else 1
 
 
-def call_as(name: str, function: Any, arguments: Arguments) -> None:
-    """A call whose errors name the op: kernels of rows serve several."""
-    try:
-        call(function, arguments)
-    except IndexError as error:
-        raise IndexError(f"{name}: {error}") from None
-
-
 # --- gather ------------------------------------------------------------------------------------------
 
 
 class GatherArguments(Arguments):
-    _fields_ = fields("x rows result", "count limit width stride threads")
+    _fields_ = fields("x rows result", "count width stride threads")
 
 
 def gather(library: ctypes.CDLL, x: Tensor, rows: Tensor) -> Tensor:
-    return gather_into(x.new_empty((rows.shape[0], *x.shape[1:])), "gather_rows", library, x, rows)
+    return gather_into(x.new_empty((rows.shape[0], *x.shape[1:])), library, x, rows)
 
 
-def gather_into(result: Tensor, name: str, library: ctypes.CDLL, x: Tensor, rows: Tensor) -> Tensor:
+def gather_into(result: Tensor, library: ctypes.CDLL, x: Tensor, rows: Tensor) -> Tensor:
     """One row of x for each entry of rows, in the order of entries."""
     table, rows, size = along_first(x), rows.contiguous(), x.element_size()
     arguments = GatherArguments(
@@ -86,12 +78,11 @@ def gather_into(result: Tensor, name: str, library: ctypes.CDLL, x: Tensor, rows
         rows.data_ptr(),
         result.data_ptr(),
         rows.numel(),
-        table.length,
         table.width * size,
         table.stride * size,
         threads_for(result.numel()),
     )
-    call_as(name, library.turbogr_gather_rows, arguments)
+    call(library.turbogr_gather_rows, arguments)
     return result
 
 
@@ -103,10 +94,10 @@ class ScatterArguments(Arguments):
 
 
 def scatter(library: ctypes.CDLL, x: Tensor, rows: Tensor, count: int) -> Tensor:
-    return scatter_into(x.new_empty((count, *x.shape[1:])), "scatter_rows", library, along_first(x), rows, -1)
+    return scatter_into(x.new_empty((count, *x.shape[1:])), library, along_first(x), rows, -1)
 
 
-def scatter_into(result: Tensor, name: str, library: ctypes.CDLL, x: Rows, rows: Tensor, skip: int) -> Tensor:
+def scatter_into(result: Tensor, library: ctypes.CDLL, x: Rows, rows: Tensor, skip: int) -> Tensor:
     """Rows of x added up in the rows of the result that the entries of `rows` name; the entry `skip` names none."""
     rows = rows.contiguous()
     arguments = ScatterArguments(
@@ -121,5 +112,5 @@ def scatter_into(result: Tensor, name: str, library: ctypes.CDLL, x: Rows, rows:
         TYPES[result.dtype],
         threads_for(result.numel() + x.length * x.width),
     )
-    call_as(name, library.turbogr_scatter_rows, arguments)
+    call(library.turbogr_scatter_rows, arguments)
     return result

@@ -112,8 +112,8 @@ class PositionLoss {
         store_lanes(grad_ + at, factor * load_lanes(grad_ + at, cut) + of_own * load_lanes(own + at, cut), cut);
       });
     }
+    if (a_.own_slopes != nullptr) a_.own_slopes[t_] = slope;
     if (a_.slopes == nullptr) return;
-    a_.own_slopes[t_] = slope;
     Real* slopes = a_.slopes + t_ * a_.each;
     if (a_.softmax)
       across(a_.each, [&](int64_t at, auto cut) {
@@ -134,12 +134,6 @@ class PositionLoss {
   Real logits_[kPadded], shares_[kPadded], factors_[kRows];
 };
 
-const char* check(const SampledLossArguments& a) {
-  if (const char* error = require_rows(a.ids, a.lookup.entries, a.limit, "ids")) return error;
-  if (a.lookup.places == a.ids) return nullptr;
-  return require_rows(a.lookup.places, a.lookup.entries, a.lookup.count, "places");
-}
-
 // In the order of positions, whatever threads there were.
 Real weighted_total(const SampledLossArguments& a) {
   double total = 0;
@@ -151,24 +145,25 @@ Real weighted_total(const SampledLossArguments& a) {
 }  // namespace
 
 extern "C" const char* turbogr_sampled_loss(const SampledLossArguments* a) {
-  if (const char* error = check(*a)) return error;
-  const char* error = for_storage(a->lookup.type, [&](auto* storage) {
-    using S = std::remove_pointer_t<decltype(storage)>;
-    const TableRows<S> rows(a->lookup);
-    const int64_t groups = (a->positions + a->group - 1) / a->group, entries = a->each * a->group;
-    for_rows(groups, rows_per_chunk(entries * a->group * a->lookup.depth), a->threads, [&](int64_t first, int64_t last) {
-      std::vector<int64_t> hits;
-      for (int64_t g = first; g < last; ++g) {
-        if (a->group == 1) {
-          PositionLoss<S>(*a, rows, g).run(hits);
-        } else {
-          GroupLoss<S>(*a, rows, g).run(hits);
+  return guarded([&]() -> const char* {
+    const char* error = for_storage(a->lookup.type, [&](auto* storage) {
+      using S = std::remove_pointer_t<decltype(storage)>;
+      const TableRows<S> rows(a->lookup);
+      const int64_t groups = (a->positions + a->group - 1) / a->group, entries = a->each * a->group;
+      for_rows(groups, rows_per_chunk(entries * a->group * a->lookup.depth), a->threads, [&](int64_t first, int64_t last) {
+        std::vector<int64_t> hits;
+        for (int64_t g = first; g < last; ++g) {
+          if (a->group == 1) {
+            PositionLoss<S>(*a, rows, g).run(hits);
+          } else {
+            GroupLoss<S>(*a, rows, g).run(hits);
+          }
         }
-      }
+      });
     });
+    *a->total = weighted_total(*a);
+    return error;
   });
-  *a->total = weighted_total(*a);
-  return error;
 }
 
 }  // namespace turbogr

@@ -19,8 +19,8 @@ struct SampledLossArguments {
   Real* total;              // sum of losses times weights
   Real* query_grad;         // of the weighted sum; may be null
   Real* slopes;             // positions x each x group, of products; may be null
-  Real* own_slopes;         // of products with positives; null as slopes is
-  int64_t positions, each, limit, group;
+  Real* own_slopes;         // of products with positives; may be null
+  int64_t positions, each, group;
   int64_t softmax;  // or the binary loss
   int64_t masked;   // a negative that is the positive has the logit `hit` instead
   int64_t threads;

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from .call import Arguments, address, fields
+from .call import Arguments, address, call, fields
 from .lookup import LOOKUP, Lookup
-from .rows import call_as, threads_for
+from .rows import threads_for
 
 if TYPE_CHECKING:
     from ..sampled_loss import Inputs
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class SampledLossArguments(Arguments):
     _fields_ = LOOKUP + fields(
         "query own own_ids ids weights loss total query_grad slopes own_slopes",
-        "positions each limit group softmax masked threads",
+        "positions each group softmax masked threads",
         "scale hit",
     )
 
@@ -36,7 +36,6 @@ def sampled_loss(library: ctypes.CDLL, a: Inputs, own: Tensor, results: tuple[Te
         address(query_grad if wanted[0] else None),
         *map(address, (slopes, own_slopes) if wanted[1] else (None, None)),
         *lookup.ids.shape,
-        lookup.limit,
         a.group,
         a.kind == "softmax",
         not math.isnan(a.hit_value),
@@ -44,4 +43,4 @@ def sampled_loss(library: ctypes.CDLL, a: Inputs, own: Tensor, results: tuple[Te
         a.scale,
         a.hit_value,
     )
-    call_as("sampled_loss_total", library.turbogr_sampled_loss, arguments)
+    call(library.turbogr_sampled_loss, arguments)

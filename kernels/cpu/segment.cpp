@@ -16,15 +16,6 @@ struct SegmentArguments {
 
 constexpr Real kLowest = -std::numeric_limits<Real>::infinity();
 
-const char* check_offsets(const int64_t* offsets, int64_t bounds, int64_t rows) {
-  bool ascending = bounds > 0 && offsets[0] >= 0;
-  for (int64_t i = 1; i < bounds; ++i) ascending &= offsets[i - 1] <= offsets[i];
-  if (!ascending) return failure("segment_softmax: offsets must ascend from at least one number, none below zero");
-  const int64_t end = offsets[bounds - 1];
-  if (end <= rows) return nullptr;
-  return failure("segment_softmax: offsets end at row %lld, and there are %lld rows", (long long)end, (long long)rows);
-}
-
 // --- forward ---
 
 template <typename S>
@@ -155,13 +146,15 @@ void backward(const SegmentArguments& a, S*) {
 }  // namespace
 
 extern "C" const char* turbogr_segment_softmax(const SegmentArguments* a) {
-  if (const char* error = check_offsets(a->offsets, a->bounds, a->rows)) return error;
-  return for_storage(a->type, [&](auto* storage) { forward(*a, storage); });
+  return guarded([&]() -> const char* {
+    return for_storage(a->type, [&](auto* storage) { forward(*a, storage); });
+  });
 }
 
 extern "C" const char* turbogr_segment_softmax_backward(const SegmentArguments* a) {
-  if (const char* error = check_offsets(a->offsets, a->bounds, a->rows)) return error;
-  return for_storage(a->type, [&](auto* storage) { backward(*a, storage); });
+  return guarded([&]() -> const char* {
+    return for_storage(a->type, [&](auto* storage) { backward(*a, storage); });
+  });
 }
 
 }  // namespace turbogr

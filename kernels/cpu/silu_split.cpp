@@ -64,11 +64,15 @@ void backward(const SiluSplitArguments& a, S*) {
 }  // namespace
 
 extern "C" const char* turbogr_silu_split(const SiluSplitArguments* a) {
-  return for_storage(a->type, [&](auto* storage) { forward(*a, storage); });
+  return guarded([&]() -> const char* {
+    return for_storage(a->type, [&](auto* storage) { forward(*a, storage); });
+  });
 }
 
 extern "C" const char* turbogr_silu_split_backward(const SiluSplitArguments* a) {
-  return for_storage(a->type, [&](auto* storage) { backward(*a, storage); });
+  return guarded([&]() -> const char* {
+    return for_storage(a->type, [&](auto* storage) { backward(*a, storage); });
+  });
 }
 
 }  // namespace turbogr

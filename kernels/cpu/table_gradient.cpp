@@ -380,17 +380,17 @@ void run(const TableGradientArguments& a, const Real* queries) {
 }  // namespace
 
 extern "C" const char* turbogr_table_gradient(const TableGradientArguments* a) {
-  const int64_t entries = a->positions * a->each, own = a->own_ids == nullptr ? 0 : a->positions;
-  if (const char* error = require_rows(a->ids, entries, a->limit, "ids")) return error;
-  if (const char* error = require_rows(a->own_ids, own, a->limit, "own_ids")) return error;
-  if (entries + own > UINT32_MAX || a->limit > UINT32_MAX || a->positions >= kOwn)
-    return failure("lookup_table_gradient: more than 2^32 entries or rows, or 2^31 positions");
-  if (a->limit == 0 || a->depth == 0) return nullptr;
-  static thread_local Scratch panels;
-  const int64_t columns = (a->depth + kPanel - 1) / kPanel * kPanel;
-  Real* queries = (Real*)panels.room(size_t(a->positions * columns) * sizeof(Real));
-  pack_queries(*a, queries);
-  return for_storage(a->type, [&](auto* storage) { run<std::remove_pointer_t<decltype(storage)>>(*a, queries); });
+  return guarded([&]() -> const char* {
+    const int64_t entries = a->positions * a->each, own = a->own_ids == nullptr ? 0 : a->positions;
+    if (entries + own > UINT32_MAX || a->limit > UINT32_MAX || a->positions >= kOwn)
+      return failure("lookup_table_gradient: more than 2^32 entries or rows, or 2^31 positions");
+    if (a->limit == 0 || a->depth == 0) return nullptr;
+    static thread_local Scratch panels;
+    const int64_t columns = (a->depth + kPanel - 1) / kPanel * kPanel;
+    Real* queries = (Real*)panels.room(size_t(a->positions * columns) * sizeof(Real));
+    pack_queries(*a, queries);
+    return for_storage(a->type, [&](auto* storage) { run<std::remove_pointer_t<decltype(storage)>>(*a, queries); });
+  });
 }
 
 }  // namespace turbogr

@@ -6,8 +6,8 @@ import ctypes
 
 from torch import Tensor
 
-from .call import TYPES, Arguments, address, fields
-from .rows import along_first, call_as, threads_for
+from .call import TYPES, Arguments, address, call, fields
+from .rows import along_first, threads_for
 
 
 class TableGradientArguments(Arguments):
@@ -39,5 +39,5 @@ def table_gradient(
         threads_for(table.numel() + slopes.numel() * rows.width),
         eps,
     )
-    call_as("lookup_table_gradient", library.turbogr_table_gradient, arguments)
+    call(library.turbogr_table_gradient, arguments)
     return result

@@ -1,32 +1,65 @@
 // Work shared among threads, memory that threads keep, and errors that reach Python.
 #pragma once
 
+#include <atomic>
 #include <cstdarg>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
 
 namespace turbogr {
 
+// The first exception of any thread; what is left of the work is skipped.
+class Caught {
+ public:
+  template <typename Body>
+  void run(Body body) noexcept {
+    if (there_.load(std::memory_order_relaxed)) return;
+    try {
+      body();
+    } catch (...) {
+      if (!there_.exchange(true)) first_ = std::current_exception();
+    }
+  }
+
+  void rethrow() const {
+    if (first_) std::rethrow_exception(first_);
+  }
+
+ private:
+  std::atomic<bool> there_{false};
+  std::exception_ptr first_;
+};
+
 // body(i) for i below count, each once, the next free thread taking the next i. What a body writes must depend on i
-// alone: then results are the same for any number of threads.
+// alone: then results are the same for any number of threads. An exception must not leave a parallel region.
 template <typename Body>
 void parallel_for(int64_t count, int64_t threads, Body body) {
 #if defined(_OPENMP)
   if (threads > 1 && count > 1) {
+    Caught caught;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(int(threads))
-    for (int64_t i = 0; i < count; ++i) body(i);
+    for (int64_t i = 0; i < count; ++i) caught.run([&] { body(i); });
+    caught.rethrow();
     return;
   }
 #endif
   for (int64_t i = 0; i < count; ++i) body(i);
 }
+
+#if defined(TURBOGR_FAULTS)
+bool allocation_fails();  // see faults.cpp
+#else
+inline bool allocation_fails() { return false; }
+#endif
 
 // Memory of one thread that outlives the call, so that the next call finds its pages in place.
 class Scratch {
@@ -41,7 +74,7 @@ class Scratch {
     if (bytes > size_) {
       std::free(start_);
       size_ = (bytes + bytes / 4 + 4095) / 4096 * 4096;
-      start_ = std::aligned_alloc(4096, size_);
+      start_ = allocation_fails() ? nullptr : std::aligned_alloc(4096, size_);
       if (start_ == nullptr) {
         size_ = 0;
         throw std::bad_alloc();
@@ -71,6 +104,22 @@ __attribute__((format(printf, 1, 2))) inline const char* failure(const char* for
   std::vsnprintf(text, sizeof text, format, values);
   va_end(values);
   return text;
+}
+
+// The body of a function that Python calls: no exception leaves it, since nobody could catch it there.
+template <typename Body>
+const char* guarded(Body body) noexcept {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return failure("memory: there is not enough of it for a kernel's own tables");
+  } catch (const std::length_error&) {
+    return failure("memory: a kernel's own tables would exceed all memory");
+  } catch (const std::exception& error) {
+    return failure("internal: %s", error.what());
+  } catch (...) {
+    return failure("internal: a kernel failed");
+  }
 }
 
 }  // namespace turbogr

@@ -21,7 +21,9 @@ ISAS = {
     "avx2": ("avx2", "fma", "f16c"),
     "baseline": (),
 }
-SANITIZERS = ("address", "undefined")
+# What a build for tests watches for: compilers' own sanitizers, and allocations that a test lets fail (faults.cpp).
+FAULTS = "faults"
+SANITIZERS = ("address", "undefined", "thread", FAULTS)
 # Only these are visible: the libraries of two compute types must not find each other's functions.
 EXPORTS = "{ global: turbogr_*; local: *; };\n"
 OPENMP = "#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n"
@@ -157,8 +159,9 @@ def _processor() -> set[str] | None:
 def flags(real: str, isa: str, sanitize: str = "") -> list[str]:
     """For compiling; never -ffast-math, under which NaN and infinity would not flow as in eager."""
     optimise = ["-O3"]
-    if sanitize:
-        optimise = [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1"]
+    compilers = ",".join(word for word in sanitize.split(",") if word not in ("", FAULTS))
+    if compilers:
+        optimise = [f"-fsanitize={compilers}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1"]
     machine = [f"-m{word}" for word in ISAS[isa]]
     if platform.machine() in ("aarch64", "arm64"):
         machine = ["-march=armv8-a"]
@@ -168,6 +171,7 @@ def flags(real: str, isa: str, sanitize: str = "") -> list[str]:
         *machine,
         f"-DTURBOGR_REAL={'double' if real == 'double' else 'float'}",
         *(["-DTURBOGR_HALVES"] if real == "half" else []),
+        *(["-DTURBOGR_FAULTS"] if FAULTS in sanitize else []),
     ]
 
 
@@ -176,7 +180,7 @@ def link_flags() -> list[str]:
 
 
 def sanitizers() -> str:
-    """'address,undefined' or a part of it, as TURBOGR_SANITIZE asks; '' for none."""
+    """Words of SANITIZERS, as TURBOGR_SANITIZE asks; '' for none."""
     words = [w for w in os.environ.get("TURBOGR_SANITIZE", "").replace(" ", "").split(",") if w]
     unknown = [w for w in words if w not in SANITIZERS]
     if unknown:

@@ -16,7 +16,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..ascendc.limits import lacking
-from ..declare import NAMESPACE
+from ..declare import CONTRACTS, NAMESPACE
 
 CORES = 40  # vector cores of Ascend 910B3 and B4
 # Modules of this package, by the torch ops they run.
@@ -54,6 +54,7 @@ class Twin(TorchDispatchMode):
             text = f"turbogr::{name}: the reference runs instead of the AscendC kernel, which has no {absent}"
             warnings.warn(text, stacklevel=2)
             return func(*args, **(kwargs or {}))
+        CONTRACTS[name].check(**given)
         self.ran.append(name)
         return kernel(*args, **(kwargs or {}), cores=self.cores)
 

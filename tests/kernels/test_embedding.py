@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from turbogr_compile import _torch
-from turbogr_compile.kernels import embedding as module
 
 from .layouts import COMPILED, LAYOUTS, threads
+from .references import references
 
 ops = torch.ops.turbogr
-BOTH = pytest.mark.parametrize("of", [ops, module], ids=["op", "reference"])
-COALESCE = pytest.mark.parametrize("coalesce", [ops.coalesce_rows, module.coalesce], ids=["op", "reference"])
+BOTH = pytest.mark.parametrize("of", [ops, references], ids=["op", "reference"])
+COALESCE = pytest.mark.parametrize("coalesce", [ops.coalesce_rows, references.coalesce_rows], ids=["op", "reference"])
 IDS = torch.tensor([[2, 0, 2], [4, 2, 0]])
 
 

@@ -640,5 +640,6 @@ def test_columns_outside_of_a_table_raise(part, column, side):
     a = replace(CAUSAL, parts=(part,)).inputs()
     columns = getattr(a, side).clone()
     columns[7] = column  # of the third sequence, which has queries and keys in every column
-    with pytest.raises(IndexError, match=f"exceed {part}"):
+    error, message = (IndexError, f"exceed {part}") if column >= 0 else (ValueError, f"row {column}, entry 7 of {side}")
+    with pytest.raises(error, match=message):
         attention(*a._replace(**{side: columns}))

@@ -368,9 +368,9 @@ def test_unbacked_rows_are_not_guarded_on():
 def test_targets_out_of_range_raise(wrong):
     *tensors, target, scale, ignore, smoothing = Case().inputs()
     target[3] = wrong
-    with pytest.raises(IndexError, match=f"target {wrong} is out of range of 21 classes"):
+    with pytest.raises(IndexError, match=f"row {wrong}, entry 3 of target, is out of range: there are 21"):
         ops.linear_cross_entropy(*tensors, target, scale, ignore, smoothing)
-    with pytest.raises(IndexError, match=f"target {wrong} is out of range"):
+    with pytest.raises(IndexError, match=f"row {wrong}, entry 3 of target"):
         ops.linear_cross_entropy_total(*tensors, target, None, scale, ignore, smoothing, True)
 
 
@@ -400,11 +400,11 @@ def test_smoothing_is_a_share(smoothing):
 def test_other_arguments_are_checked():
     with pytest.raises(ValueError, match="a mean is of losses without a share"):
         ops.linear_cross_entropy_total(X, W, B, T, torch.ones(3), 1.0, -100, 0.0, True)
-    with pytest.raises(ValueError, match="length of share"):
+    with pytest.raises(ValueError, match=r"share.shape\[0\]"):
         ops.linear_cross_entropy_total(X, W, B, T, torch.ones(2), 1.0, -100, 0.0, False)
     with pytest.raises(ValueError, match="one entry for each"):
         ops.linear_cross_entropy_ahead(X, W, B, T, None, 1.0, -100, 0.0, False, [True])
-    with pytest.raises(ValueError, match="length of grad"):
+    with pytest.raises(ValueError, match=r"grad.shape\[0\]"):
         ops.linear_cross_entropy_backward(torch.ones(2), X, W, B, T, torch.ones(3), 1.0, -100, 0.0, [True] * 3)
     with pytest.raises(ValueError, match="`wanted` does not name"):
         x = X.clone().requires_grad_()

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from turbogr_compile import _torch
-from turbogr_compile.kernels import norm_gate as module
 
 from .layouts import COMPILED, LAYOUTS, threads
+from .references import references
 
 ops = torch.ops.turbogr
 BOTH = pytest.mark.parametrize(
     "forward, backward",
-    [(ops.norm_gate, ops.norm_gate_backward), (module.norm_gate, module.norm_gate_backward)],
+    [(ops.norm_gate, ops.norm_gate_backward), (references.norm_gate, references.norm_gate_backward)],
     ids=["op", "reference"],
 )
 EPS = 1e-5

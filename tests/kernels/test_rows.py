@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from turbogr_compile import _torch
-from turbogr_compile.kernels import rows as module
 
 from .layouts import COMPILED, LAYOUTS, threads
+from .references import references
 
 ops = torch.ops.turbogr
 BOTH = pytest.mark.parametrize(
     "gather, scatter",
-    [(ops.gather_rows, ops.scatter_rows), (module.gather, module.scatter)],
+    [(ops.gather_rows, ops.scatter_rows), (references.gather_rows, references.scatter_rows)],
     ids=["op", "reference"],
 )
 ROWS = torch.tensor([2, 0, 2, 3])

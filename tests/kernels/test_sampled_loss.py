@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from turbogr_compile.kernels import sampled_loss as module
 
 from .layouts import COMPILED, threads
+from .references import references
 
 ops = torch.ops.turbogr
 NAN, INF = math.nan, math.inf
@@ -252,14 +253,18 @@ def test_flops():
 
 WRONG = {
     "kind": ({"kind": "hinge"}, ValueError, "kind must be one of softmax, bce, not 'hinge'"),
-    "group": ({"group": 0}, ValueError, "group must be 1 or more, not 0"),
-    "weights": ({"weights": torch.ones(3)}, ValueError, "length of weights must be 7, not 3"),
-    "positives": ({"positive_ids": torch.zeros(3, dtype=torch.int64)}, ValueError, "length of positive_ids must be 7"),
-    "id": ({"ids": torch.full((7, 5), 6)}, IndexError, "row 6, an entry of ids, is out of range: there are 6 rows"),
+    "group": ({"group": 0}, ValueError, "group must be from 1 to 1048576, not 0"),
+    "weights": ({"weights": torch.ones(3)}, ValueError, "weights.shape\\[0\\] must be 7 \\(T\\), not 3"),
+    "positives": (
+        {"positive_ids": torch.zeros(3, dtype=torch.int64)},
+        ValueError,
+        "positive_ids.shape\\[0\\] must be 7",
+    ),
+    "id": ({"ids": torch.full((7, 5), 6)}, IndexError, "row 6, entry 0 of ids, is out of range: there are 6 rows"),
     "positive": (
         {"positive_ids": torch.full((7,), -1)},
         IndexError,
-        "row -1, an entry of positive_ids, is out of range",
+        "row -1, entry 0 of positive_ids, is out of range",
     ),
 }
 
@@ -272,4 +277,4 @@ def test_wrong_arguments_say_what_is_wrong(case):
         ops.sampled_loss_total(*inputs._replace(**changes))
     if error is IndexError:
         with pytest.raises(error, match=message):
-            module.ahead(*inputs._replace(**changes)[:10], [True, True])
+            references.sampled_loss_ahead(*inputs._replace(**changes)[:10], [True, True])

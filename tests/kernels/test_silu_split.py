@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from turbogr_compile import _torch
-from turbogr_compile.kernels import silu_split as module
 
 from .layouts import COMPILED, LAYOUTS, threads
+from .references import references
 
 ops = torch.ops.turbogr
 BOTH = pytest.mark.parametrize(
     "forward, backward",
-    [(ops.silu_split, ops.silu_split_backward), (module.silu_split, module.silu_split_backward)],
+    [(ops.silu_split, ops.silu_split_backward), (references.silu_split, references.silu_split_backward)],
     ids=["op", "reference"],
 )
 SIZES = [3, 17, 0, 8]

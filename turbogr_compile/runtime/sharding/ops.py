@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.declare import declare, require_tensor
+from ...kernels.contract import INT64, Array, Contract, Range
+from ...kernels.declare import declare
 from .routing import route
 from .table import SLOTS, table_of
 
@@ -37,7 +38,6 @@ def sharded_lookup(shard: Tensor, receipts: Tensor, ids: Tensor, table: int) -> 
 
 
 def _lookup_fake(shard: Tensor, receipts: Tensor, ids: Tensor, table: int) -> Tensor:
-    require_tensor(shard, "sharded_lookup: shard", 2)
     return shard.new_empty((*ids.shape, table_of(table).layout.width))
 
 
@@ -81,8 +81,6 @@ def fetch_rows(shard: Tensor, receipts: Tensor, asked: Tensor, table: int) -> Te
 
 
 def _fetch_fake(shard: Tensor, receipts: Tensor, asked: Tensor, table: int) -> Tensor:
-    require_tensor(shard, "fetch_rows: shard", 2)
-    require_tensor(asked, "fetch_rows: asked", 1, torch.int64)
     return shard.new_empty((asked.shape[0], shard.shape[1]))
 
 
@@ -104,11 +102,13 @@ def keep_rows(grad: Tensor, asked: Tensor, table: int) -> Tensor:
 
 declare(
     "sharded_push(Tensor grad, Tensor ids, int table) -> Tensor",
+    Contract(ids=Array("...I", None), grad=Array("...I D", None)),
     reference=sharded_push,
     fake=_push_fake,
 )
 declare(
     "sharded_lookup(Tensor shard, Tensor receipts, Tensor ids, int table) -> Tensor",
+    Contract(shard=Array("R D"), receipts=Array("...", None), ids=Array("...I", None)),
     reference=sharded_lookup,
     fake=_lookup_fake,
     backward=_lookup_backward,
@@ -116,11 +116,13 @@ declare(
 )
 declare(
     "keep_rows(Tensor grad, Tensor asked, int table) -> Tensor",
+    Contract(grad=Array("N D", None), asked=Array("N", INT64)),
     reference=keep_rows,
     fake=_push_fake,
 )
 declare(
     "fetch_rows(Tensor shard, Tensor receipts, Tensor asked, int table) -> Tensor",
+    Contract(shard=Array("R D"), receipts=Array("...", None), asked=Array("N", INT64, Range("R"))),
     reference=fetch_rows,
     fake=_fetch_fake,
     backward=_fetch_backward,

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ...errors import TurbogrError
-from ...kernels.declare import declare, require_tensor
+from ...kernels.contract import INT64, Array, Contract
+from ...kernels.declare import declare
 from ..worker import in_turn
 from .delays import Staleness
 from .table import SLOTS, Sent, Table, sharded_tables, table_of
@@ -81,8 +82,6 @@ def _stale_fake(
     shard: Tensor, receipts: Tensor, rows: Tensor, version: Tensor, asked: Tensor, sent: Any, received: Any, table: int,
     bound: int, warmup: int,
 ) -> Tensor:  # fmt: skip
-    require_tensor(rows, "stale_rows: rows", 2)
-    require_tensor(asked, "stale_rows: asked", 1, torch.int64)
     return torch.empty_like(rows)
 
 
@@ -110,12 +109,14 @@ def _keep_fake(grad: Tensor, asked: Tensor, sent: Any, received: Any, table: int
 
 declare(
     "keep_sent(Tensor grad, Tensor asked, SymInt[] sent, SymInt[] received, int table) -> Tensor",
+    Contract(grad=Array("N D", None), asked=Array("...", INT64)),
     reference=keep_sent,
     fake=_keep_fake,
 )
 declare(
     "stale_rows(Tensor shard, Tensor receipts, Tensor rows, Tensor version, Tensor asked, SymInt[] sent, "
     "SymInt[] received, int table, int bound, int warmup) -> Tensor",
+    Contract(shard=Array("R D"), rows=Array("N D", None), asked=Array("_", INT64)),
     reference=stale_rows,
     fake=_stale_fake,
     backward=_stale_backward,
