@@ -1,17 +1,148 @@
-"""Writing files that readers never see half done."""
+"""The one way to write and to read files: whole or not at all, and never through what somebody else has put there.
+
+    replace_file(path, text)        # readers see the old file or the new one, also after a crash
+    read_json(path)                 # or a ValueError that names the file
+    make_private(folder)            # for us alone, parents included
+    obstacle(folder)                # why what lies there is not to be trusted, or ''
+
+Only the standard library: kernels and the command line use it before torch is there.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
+import stat
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 1 << 30  # of a file that is read whole
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write beside the file, then rename over it; nothing is left behind when that fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+# --- writing -----------------------------------------------------------------------------------------
+
+
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Write beside the file, then rename over it; nothing is left behind when that fails.
+
+    The new file has a name that nobody can foresee and must not exist, so that no link is followed and no two threads
+    write the same one. A file that was there keeps its mode.
+    """
+    data = content.encode("utf-8", errors="replace") if isinstance(content, str) else content
+    temporary = path.with_name(f".{secrets.token_hex(8)}.partial")
+    file = os.open(temporary, _NEW, 0o666)
     try:
-        temporary.write_text(text, encoding="utf-8", errors="replace")
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
+        try:
+            _keep_mode(path, file)
+            _write(file, data)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        os.replace(temporary, path)
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)
         raise
+    _keep_name(path.parent)
+
+
+def _keep_mode(path: Path, file: int) -> None:
+    try:
+        before = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISREG(before):
+        os.fchmod(file, stat.S_IMODE(before))
+
+
+def _write(file: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
+
+
+def _keep_name(folder: Path) -> None:
+    """A rename outlives a crash once its folder is on disk; some file systems cannot say so."""
+    with suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+# --- reading -----------------------------------------------------------------------------------------
+
+
+def read_text(path: Path) -> str:
+    """A regular file of UTF-8; ValueError with its name otherwise."""
+    with open(path, "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"{path} is not a file")
+        if found.st_size > MOST_BYTES:
+            raise ValueError(f"{path} has {found.st_size} bytes, which is more than turbogr writes")
+        data = file.read()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: not UTF-8 at byte {error.start}") from None
+
+
+def read_json(path: Path, kind: type | tuple[type, ...] = object) -> Any:
+    """What a file of JSON holds, which is of this kind; ValueError with its name otherwise."""
+    try:
+        found = json.loads(read_text(path))
+    except RecursionError:
+        raise ValueError(f"{path} is damaged: nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if not isinstance(found, kind):
+        raise ValueError(f"{path} is damaged: it holds a {type(found).__name__}")
+    return found
+
+
+# --- folders -----------------------------------------------------------------------------------------
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder and the missing ones above it, for this user alone, whatever the umask is."""
+    missing = [folder, *folder.parents]
+    while missing and missing[-1].exists():
+        missing.pop()
+    for each in reversed(missing):
+        with suppress(FileExistsError):
+            each.mkdir(mode=0o700)
+
+
+def obstacle(folder: Path) -> str:
+    """Why what lies in a folder is not to be trusted, or ''; one that is not there yet is fine where it can be made."""
+    try:
+        found = folder.stat()
+    except FileNotFoundError:
+        above = next(parent for parent in folder.parents if parent.exists())
+        return "" if is_writable(above) else f"{folder} cannot be made: {above} is not writable"
+    except OSError as error:
+        return f"{folder} cannot be used ({error.strerror})"
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{folder} is not a folder"
+    if foreign(found):
+        return f"{folder} belongs to another user"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{folder} is writable by other users"
+    return ""
+
+
+def foreign(found: os.stat_result) -> bool:
+    """Whether a file belongs to neither this user nor the administrator."""
+    return found.st_uid not in (os.geteuid(), 0)
+
+
+def is_writable(folder: Path) -> bool:
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from ...files import replace_file
 from .cache import Cache, Refused, temporary_folder, user_folder
 from .toolchain import (
     EXPORTS,
@@ -259,7 +260,7 @@ def _units(sizes: dict[str, int]) -> dict[str, list[str]]:
 
 def _write_log(path: Path, error: CompileError) -> str:
     try:
-        path.write_text(f"{error.first}\n{error.command}\n\n{error.output}")
+        replace_file(path, f"{error.first}\n{error.command}\n\n{error.output}")
     except OSError:
         return "try another compiler in CXX"
     return f"try another compiler in CXX; all messages are in {path}"

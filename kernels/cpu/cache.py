@@ -10,13 +10,14 @@ import atexit
 import hashlib
 import os
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+
+from ...files import foreign, make_private, obstacle
 
 KEPT = 8  # libraries, unless a cache is told otherwise
 STALE_SECONDS = 3600  # a build folder this old belongs to a process that died
@@ -38,40 +39,14 @@ def user_folder() -> Path:
         raise Refused("there is no home folder") from None
 
 
-def obstacle(folder: Path) -> str:
-    """Why the folder must not be used, or ''; one that is not there yet is fine where it can be made."""
-    try:
-        found = folder.stat()
-    except FileNotFoundError:
-        above = next(parent for parent in folder.parents if parent.exists())
-        return "" if is_writable(above) else f"{folder} cannot be made: {above} is not writable"
-    except OSError as error:
-        return f"{folder} cannot be used ({error.strerror})"
-    if not stat.S_ISDIR(found.st_mode):
-        return f"{folder} is not a folder"
-    if found.st_uid not in _trusted():
-        return f"{folder} belongs to another user"
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"{folder} is writable by other users"
-    return ""
-
-
-def is_writable(folder: Path) -> bool:
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
-
-
-def _trusted() -> set[int]:
-    return {os.geteuid(), 0}
-
-
 class Cache:
     def __init__(self, folder: Path, kept: int = KEPT) -> None:
         """Refused where the folder is not to be trusted or cannot be made."""
         self.folder, self.kept = folder, kept
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except FileExistsError:
-            pass  # a file: the obstacle says so
+            make_private(folder)
+        except NotADirectoryError:
+            pass  # the obstacle says so
         except OSError as error:
             raise Refused(f"{folder} cannot be made ({error.strerror})") from error
         if reason := obstacle(folder):
@@ -160,7 +135,7 @@ def temporary_folder() -> Path:
 def _sound(path: Path) -> bool:
     """Ours, and as it was written."""
     try:
-        return path.stat().st_uid in _trusted() and path.stem.endswith(f"-{_digest(path)}")
+        return not foreign(path.stat()) and path.stem.endswith(f"-{_digest(path)}")
     except OSError:
         return False
 

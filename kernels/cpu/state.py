@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ...files import is_writable, obstacle
 from .build import REALS, SERIAL, SOURCES, Recipe, mode
-from .cache import Cache, Refused, is_writable, obstacle, user_folder
+from .cache import Cache, Refused, user_folder
 from .toolchain import Compiler, Unavailable, chosen_isa, find_compiler, machine_isa, sanitizers
 
 

@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -492,8 +493,11 @@ def test_doctor_looks_and_leaves_everything_as_it_is(sources, compiled, tmp_path
 
 
 def test_an_op_takes_the_kernels_of_its_first_floating_point_tensor(monkeypatch):
-    monkeypatch.setattr(build, "_loaded", {torch.float32: "narrow", torch.float64: "wide", torch.float16: None})
-    op = declare._compiled(lambda library, *arguments: (library, *arguments), lambda *arguments: arguments)
+    kernels = {name: SimpleNamespace(name=name, turbogr_check=None) for name in ("narrow", "wide")}
+    loaded = {torch.float32: kernels["narrow"], torch.float64: kernels["wide"], torch.float16: None}
+    monkeypatch.setattr(build, "_loaded", loaded)
+    unchecked = SimpleNamespace(before_kernel=lambda *arguments: None)
+    op = declare._compiled(unchecked, lambda library, *arguments: (library.name, *arguments), None, lambda *a: a)
     rows, narrow, wide = torch.tensor([1]), torch.ones(2), torch.ones(2, dtype=torch.float64)
     assert op(narrow, wide)[0] == "narrow" and op(wide, narrow)[0] == "wide"
     assert op(rows, None, wide, 3)[0] == "wide" and op(None, narrow)[0] == "narrow"

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from ..files import replace_file
+from ..files import foreign, read_json, replace_file
 from ..graph.text import diff_text
 from ..pipeline.cache_key import cache_key
 from ..pipeline.instrument import GraphRun, Step
@@ -108,14 +108,20 @@ class DumpDirectory:
         try:
             if self.root.exists() and not self.root.is_dir():
                 return self.give_up(f"{self.root} is a file")
+            if self.root.is_dir() and foreign(self.root.stat()):
+                return self.give_up(f"{self.root} belongs to another user")
             if self.root.is_dir() and any(self.root.iterdir()) and not _is_ours(self.root):
                 return self.give_up(
                     f"{self.root} holds files that turbogr did not write; name a new or an empty directory"
                 )
             self.folder.mkdir(parents=True, exist_ok=True)
+            if foreign(self.folder.lstat()) or self.folder.is_symlink():
+                return self.give_up(f"{self.folder} belongs to another user, or leads elsewhere")
             self._remove_earlier()
         except OSError as error:
             self.give_up(f"{error.strerror or error} ({error.filename or self.root})")
+        except ValueError as error:
+            self.give_up(f"{error} ({str(self.root)!r})")
 
     def give_up(self, reason: str) -> None:
         self.refusal = reason
@@ -157,7 +163,7 @@ class DumpDirectory:
         folder = self.folder / (graph if self.names[graph] < 2 else f"{graph}-{self.names[graph]}")
         if not (folder / "record.json").is_file():
             return
-        record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+        record = read_json(folder / "record.json", dict)
         add_lowered(record, remarks, texts)
         for name, text in texts.items():
             self._file(folder / f"{len(record['steps']):03d}-{name}.txt", text)
@@ -179,7 +185,7 @@ class DumpDirectory:
         if not listing.is_file():
             return
         folders = set()
-        for name in json.loads(listing.read_text(encoding="utf-8")):
+        for name in self._earlier(listing):
             path = self.folder / name
             # A list that was tampered with must not lead outside of our folder.
             if path.is_file() and path.resolve().is_relative_to(self.folder.resolve()):
@@ -189,11 +195,20 @@ class DumpDirectory:
             if folder != self.folder and not any(folder.iterdir()):
                 folder.rmdir()
 
+    def _earlier(self, listing: Path) -> list[str]:
+        """Files that an earlier run listed; they stay where the list is damaged."""
+        try:
+            found = read_json(listing, list)
+        except ValueError as error:
+            warn(f"pass dumps of an earlier run stay beside new ones: {error}")
+            return []
+        return [name for name in found if isinstance(name, str) and "\0" not in name]
+
 
 def _is_ours(root: Path) -> bool:
     try:
-        return json.loads((root / "run.json").read_text(encoding="utf-8")).get("writer") == "turbogr"
-    except (OSError, ValueError, AttributeError):
+        return bool(read_json(root / "run.json", dict).get("writer") == "turbogr")
+    except (OSError, ValueError):
         # Several ranks start at once: another rank's folder, before its run.json, is ours too.
         return all(p.name.startswith("rank") and p.is_dir() for p in root.iterdir())
 
