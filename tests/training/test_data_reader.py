@@ -301,6 +301,34 @@ def test_sources_that_cannot_be_read(tmp_path: Path) -> None:
         open_histories(tmp_path)
 
 
+def test_a_damaged_cache_is_made_anew(tmp_path: Path) -> None:
+    """Any byte that is not as it was written, any file that is missing or is none: one warning, and the same data."""
+    folder, cache = folder_of(tmp_path / "data", *[row(n % 7, n, n) for n in range(60)]), tmp_path / "cache"
+    first = open_histories(folder)
+    open_histories(folder, cache=cache)
+    (place,) = cache.iterdir()
+    names = sorted(path.name for path in place.iterdir())
+    chance = np.random.default_rng(0)
+    for number in range(60):
+        path = place / names[number % len(names)]
+        data = bytearray(path.read_bytes())
+        at = int(chance.integers(len(data)))
+        if number % 4 == 0:
+            path.write_bytes(data[:at])
+        elif number % 4 == 1:
+            data[at] ^= 1 << int(chance.integers(8))
+            path.write_bytes(data)
+        elif number % 4 == 2:
+            path.write_bytes(bytes(data) + b"x")
+        else:
+            path.unlink()
+        with pytest.warns(UserWarning, match="is damaged and made anew") as said:
+            again = open_histories(folder, cache=cache)
+        assert len(said) == 1
+        assert_same(again, first)
+    assert [path.name for path in cache.iterdir()] == [place.name]
+
+
 def test_the_cache_is_used_until_files_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, cache = folder_of(tmp_path / "data", *[row(1, n, n) for n in range(3)], "bad"), tmp_path / "cache"
     first = open_histories(folder, cache=cache)

@@ -12,12 +12,15 @@ import hashlib
 import json
 import shutil
 import tempfile
+import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import OptionError
+from ...files import read_json, replace_file
 from .formats import Format, Signal, find_files
 from .histories import Histories
 from .lines import CHUNK, Chunk, chunks_of
@@ -25,8 +28,10 @@ from .problems import DataError, Problems
 from .rows import Layout, Parsed, parse, shown
 from .sorting import PART, Numbering, Parts
 
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
 ARRAYS = ("items", "times", "offsets", "users", "item_ids")
+FILES = (*(f"{name}.npy" for name in ARRAYS), "problems.json")
+SUMS = "sums.json"  # size and CRC of each of them
 GZIP_RATIO = 5  # of bytes after and before inflating, about
 
 NewArray = Callable[[str, int, type], np.ndarray]
@@ -57,8 +62,13 @@ def open_histories(
         with tempfile.TemporaryDirectory(prefix="turbogr-") as work:
             return _read(known, files, signal, min_length, chunk, Path(work), _in_memory)
     folder = Path(cache) / f"histories-{_digest(known, files, signal, min_length)}"
-    if not folder.exists():
-        _fill(folder, known, files, signal, min_length, chunk)
+    if folder.exists():
+        try:
+            return _load(folder)
+        except (OSError, ValueError, DataError) as error:
+            warnings.warn(f"a cache of histories is damaged and made anew: {error}", stacklevel=2)
+            _discard(folder)
+    _fill(folder, known, files, signal, min_length, chunk)
     return _load(folder)
 
 
@@ -180,6 +190,7 @@ def _fill(folder: Path, known: Format, files: list[Path], signal: Signal | None,
         for name in ARRAYS:
             getattr(histories, name).flush()
         histories.problems.write(work / "problems.json")
+        replace_file(work / SUMS, json.dumps({name: _sum(work / name) for name in FILES}))
         try:
             work.rename(folder)
         except OSError:
@@ -190,6 +201,32 @@ def _fill(folder: Path, known: Format, files: list[Path], signal: Signal | None,
 
 
 def _load(folder: Path) -> Histories:
+    """Every byte is as it was written, or this is an error: reading once is little beside a step of training."""
+    sums = read_json(folder / SUMS, dict)
+    for name in FILES:
+        if sums.get(name) != _sum(folder / name):
+            raise ValueError(f"{folder / name} is not as it was written")
     arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
-    problems = Problems.from_json(json.loads((folder / "problems.json").read_text(encoding="utf-8")))
+    problems = Problems.from_json(read_json(folder / "problems.json", dict))
     return Histories(**arrays, problems=problems)
+
+
+def _sum(path: Path) -> list[int]:
+    """Bytes of a file, and their CRC."""
+    size = crc = 0
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            size, crc = size + len(part), zlib.crc32(part, crc)
+    return [size, crc]
+
+
+def _discard(folder: Path) -> None:
+    """Out of the way first, so that no other process reads it half removed."""
+    away = Path(tempfile.mkdtemp(prefix=".histories-", dir=folder.parent))
+    try:
+        folder.replace(away / "damaged")
+    except OSError as error:
+        if folder.exists():
+            raise DataError(f"{folder} is damaged and cannot be removed ({error.strerror})") from error
+    finally:
+        shutil.rmtree(away, ignore_errors=True)
