@@ -1,7 +1,8 @@
 """The one way to write and to read files: whole or not at all, and never through what somebody else has put there.
 
     replace_file(path, text)        # readers see the old file or the new one, also after a crash
-    read_json(path)                 # or a ValueError that names the file
+    read_json(path)                 # or `Damaged`, which names the file
+    with reading(path): ...         # so too for what follows from it
     make_private(folder)            # for us alone, parents included
     obstacle(folder)                # why what lies there is not to be trusted, or ''
 
@@ -14,7 +15,8 @@ import json
 import os
 import secrets
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ def replace_file(path: Path, content: str | bytes) -> None:
     except BaseException as error:
         with suppress(OSError):
             os.unlink(temporary)
-        if isinstance(error, OSError) and error.filename is None:
+        if isinstance(error, OSError) and error.strerror and error.filename is None:
             error.filename = str(path)
         raise
     _keep_name(path.parent)
@@ -80,31 +82,46 @@ def _keep_name(folder: Path) -> None:
 # --- reading -----------------------------------------------------------------------------------------
 
 
+class Damaged(ValueError):
+    """A file is not what its writer made; the message names it."""
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Whatever goes wrong with data from a file is the file's fault: its form is not checked beforehand."""
+    try:
+        yield
+    except Damaged:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged, or of another version ({type(error).__name__}: {error})") from error
+
+
 def read_text(path: Path) -> str:
-    """A regular file of UTF-8; ValueError with its name otherwise."""
+    """A regular file of UTF-8; `Damaged` otherwise."""
     with open(path, "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"{path} is not a file")
+            raise Damaged(f"{path} is not a file")
         if found.st_size > MOST_BYTES:
-            raise ValueError(f"{path} has {found.st_size} bytes, which is more than turbogr writes")
+            raise Damaged(f"{path} has {found.st_size} bytes, which is more than turbogr writes")
         data = file.read()
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is damaged: not UTF-8 at byte {error.start}") from None
+        raise Damaged(f"{path} is damaged: not UTF-8 at byte {error.start}") from None
 
 
 def read_json(path: Path, kind: type | tuple[type, ...] = object) -> Any:
-    """What a file of JSON holds, which is of this kind; ValueError with its name otherwise."""
+    """What a file of JSON holds, which is of this kind; `Damaged` otherwise."""
     try:
         found = json.loads(read_text(path))
     except RecursionError:
-        raise ValueError(f"{path} is damaged: nested too deeply") from None
+        raise Damaged(f"{path} is damaged: nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+        raise Damaged(f"{path} is damaged: {error}") from None
     if not isinstance(found, kind):
-        raise ValueError(f"{path} is damaged: it holds a {type(found).__name__}")
+        raise Damaged(f"{path} is damaged: it holds a {type(found).__name__}")
     return found
 
 

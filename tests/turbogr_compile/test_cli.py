@@ -230,7 +230,7 @@ def test_pipeline_can_be_edited(model, capsys):
         (("explain", "model_of_cli.py:bad"), "bad_inputs() failed: ValueError: no data"),
         (("bisect", "--oracle", "no-such-command x"), "no command 'no-such-command'"),
         (("bisect",), "file.py:function"),
-        (("diff", "x/odd", "x/odd"), "not a record"),
+        (("diff", "x/odd", "x/odd"), "record.json is damaged"),
         (("explain", "model_of_cli.py:step", "--inputs", "g32[3]"), "g32"),
         (("explain", "model_of_cli.py:Soften"), "no inputs for 'Soften'"),
         (("run", "model_of_cli.py:step", "--target", "gpu"), "no target is named 'gpu'"),

@@ -7,10 +7,12 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from ...errors import OptionError
+from ...files import read_json, reading
 from . import views
 from .catalogue import BENCHMARKS
 from .run import FORMAT, SIZES, choose, failed, machine, run
@@ -48,10 +50,14 @@ def bench(options: argparse.Namespace) -> int:
     results = read(options.earlier) if options.earlier else run(chosen, options.size, _say, write)
     if options.earlier and only:
         names = {b.name for b in chosen}
-        results = {**results, "benchmarks": [b for b in results["benchmarks"] if b["name"] in names]}
-    results = write(results)
-    sys.stdout.write((views.markdown(results) if options.markdown else views.text(results)).rstrip("\n") + "\n")
-    return 1 if failed(results) else 0
+        with reading(options.earlier):
+            results = {**results, "benchmarks": [b for b in results["benchmarks"] if b["name"] in names]}
+    with reading(options.earlier) if options.earlier else nullcontext():
+        results = write(results)
+        shown = views.markdown(results) if options.markdown else views.text(results)
+        status = 1 if failed(results) else 0
+    sys.stdout.write(shown.rstrip("\n") + "\n")
+    return status
 
 
 def _others(options: argparse.Namespace, again: set[str]) -> list[dict[str, Any]]:
@@ -83,7 +89,7 @@ def _writer(options: argparse.Namespace, others: list[dict[str, Any]]) -> Callab
 
 def read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError) as error:
         raise OptionError(f"cannot read results from {path}: {error}") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT or "benchmarks" not in found:

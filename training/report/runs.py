@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from turbogr_compile.errors import TurbogrError
+from turbogr_compile.files import read_json
 
 FORMAT = 1
 WARM = 2  # steps that compile or find cold caches; left out of speeds where there are more than that
@@ -120,7 +121,7 @@ def read_run(folder: Path) -> Run:
 
 def _object(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except FileNotFoundError:
         problems.append(f"no {path.name}")
         return {}
@@ -146,7 +147,7 @@ def _lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
             continue
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             entry = None
         if isinstance(entry, dict) and isinstance(entry.get("step"), int):
             found.append(entry)

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import OptionError, PipelineError, TurbogrError, did_you_mean
+from ..files import Damaged
 from ..registry import Registry, version_of
 from .common.output import FAILED, INTERRUPTED, WRONG_USE
 
@@ -48,6 +49,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `turbogr ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Damaged as error:
+        sys.stderr.write(f"turbogr: {_one_line(error)}\n")
+        return WRONG_USE
+    except OSError as error:  # a file that is not there, not ours, or on a disk that is full
+        where = f": {error.filename}" if error.filename else ""
+        sys.stderr.write(f"turbogr: {error.strerror or error}{where}\n")
+        return WRONG_USE if isinstance(error, _WRONG) else FAILED
+    except MemoryError as error:
+        sys.stderr.write(f"turbogr: out of memory{f': {_one_line(error)}' if str(error) else ''}\n")
+        return FAILED
+
+
+# What the file system says of a wrong argument; its other troubles are failures.
+_WRONG = (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def parser(given: Sequence[str]) -> argparse.ArgumentParser:

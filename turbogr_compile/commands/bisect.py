@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
+from ..files import read_json
 from .common.model import compiled, model_arguments, run_again, settings_of
 from .common.output import FAILED, show
 from .common.progress import progress
@@ -101,6 +101,6 @@ def _passes_of_program(command: list[str], environment: dict[str, str], folder: 
     subprocess.run(command, env={**environment, "TURBOGR_DUMP": str(folder)}, stdout=subprocess.DEVNULL)
     if not (folder / "run.json").is_file():
         raise OptionError("--oracle: the command compiled nothing with backend 'turbogr', or sets a dump of its own")
-    records = [json.loads(f.read_text(encoding="utf-8")) for f in folder.glob("rank*/*/record.json")]
+    records = [read_json(f, dict) for f in folder.glob("rank*/*/record.json")]
     ordered: list[dict[str, Any]] = max((r["order"]["passes"] for r in records), key=len, default=[])
     return [p["name"] for p in ordered if p["present"]]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from ..errors import OptionError, did_you_mean
+from ..files import read_json, reading
 from .common.output import FAILED, show
 
 SUMMARY = "compare dumped graphs: between passes, runs or versions"
@@ -48,20 +48,18 @@ def _graphs_at(place: str) -> dict[str, str]:
         raise OptionError(f"{directory!r} is not a dump directory: no record.json in it")
     found = {}
     for file in files:
-        try:
-            record = json.loads(file.read_text(encoding="utf-8"))
+        with reading(file):
+            record = read_json(file, dict)
             steps = record["steps"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise OptionError(f"{file} is not a record of turbogr's: {error!r}") from error
-        wanted = steps[-1] if not colon else next(
-            (s for s in steps if step in (str(s["number"]), f"{s['number']:03d}", s["name"])), None)  # fmt: skip
-        if wanted is None:
-            known = [s["name"] for s in steps]
-            if len(files) == 1:
-                raise OptionError(f"{record['graph']} has no step {step!r}{did_you_mean(step, known)}; it has "
-                                  f"{', '.join(known)}")  # fmt: skip
-            continue
-        found[record["graph"]] = snapshot_text(record, wanted["snapshot"])
+            wanted = steps[-1] if not colon else next(
+                (s for s in steps if step in (str(s["number"]), f"{s['number']:03d}", s["name"])), None)  # fmt: skip
+            if wanted is None:
+                known = [s["name"] for s in steps]
+                if len(files) == 1:
+                    raise OptionError(f"{record['graph']} has no step {step!r}{did_you_mean(step, known)}; it has "
+                                      f"{', '.join(known)}")  # fmt: skip
+                continue
+            found[str(record["graph"])] = snapshot_text(record, wanted["snapshot"])
     if not found:
         raise OptionError(f"no graph of {directory!r} has a step {step!r}")
     return found

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError, TurbogrError
+from ..files import reading
 from .common.output import show
 from .common.progress import progress
 
@@ -15,6 +17,18 @@ SUMMARY = "what a job would do on up to 1024 devices; simulated, not measured"
 
 SCALES = "8,16,64,256,1024"
 MOST = 4096
+# What can be simulated: beyond it nothing is wrong but the time it takes, or the memory.
+BOUNDS = {
+    "steps": (1, 10_000),
+    "sequences": (1, 1 << 20),
+    "longest": (1, 1 << 20),
+    "layers": (1, 10_000),
+    "width": (1, 1 << 20),
+    "negatives": (0, 1_000_000),
+    "seed": (0, (1 << 63) - 1),
+    "jitter": (0, 1000),
+    "popularity": (0, 1000),
+}
 
 
 def arguments(command: argparse.ArgumentParser) -> None:
@@ -48,6 +62,10 @@ def arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    for name, (low, high) in BOUNDS.items():
+        value = getattr(options, name)
+        if value is not None and not low <= value <= high:
+            raise OptionError(f"--{name} must be at least {low} and at most {high}, not {value}")
     with progress("simulating"):
         data, text = _simulated(options)
     show(options, data, text)
@@ -81,14 +99,13 @@ def _simulated(options: argparse.Namespace) -> tuple[Any, str]:
         "linear_efficiency",
     )
     scales = _scales(options.devices, cluster.per_node)
-    if options.steps < 1 or options.seed < 0:
-        raise OptionError("--steps must be at least 1" if options.steps < 1 else "--seed cannot be below 0")
     variants = [Variant.read(text) for text in options.variant] if options.variant else ladder()
     if options.html and not options.html.absolute().parent.is_dir():
         raise OptionError(f"--html: no directory {options.html.absolute().parent}")
     calibration = load_calibration(options.costs or SHIPPED, options.soc)
-    data = report.run(Compute(workload, cluster, calibration), variants, scales, options.steps)
-    text = report.text(data)
+    with reading(options.costs) if options.costs else nullcontext():
+        data = report.run(Compute(workload, cluster, calibration), variants, scales, options.steps)
+        text = report.text(data)
     if options.html:
         report.write_page(options.html, data)
         text += f"\n\npage: {options.html}"
@@ -119,9 +136,8 @@ def _replaced(holder: Any, options: argparse.Namespace, *names: str) -> Any:
         if value is None:
             continue
         share = name.endswith("efficiency")
-        if value < 0 or (share and not 0 < value <= 1):
-            wanted = "a share, above 0 and at most 1" if share else "not below 0"
-            raise OptionError(f"--{name.replace('_', '-')} is {wanted}; got {value}")
+        if share and not 0 < value <= 1:
+            raise OptionError(f"--{name.replace('_', '-')} is a share, above 0 and at most 1; got {value}")
         holder = replace(holder, **{name: getattr(holder, name).replaced(value)})
     return holder
 

@@ -6,7 +6,8 @@ import argparse
 import webbrowser
 from pathlib import Path
 
-from ..errors import OptionError
+from ..errors import OptionError, TurbogrError
+from ..files import reading
 from .common.output import show
 from .common.progress import progress
 
@@ -23,8 +24,11 @@ def run(options: argparse.Namespace) -> int:
 
     if not (options.directory / "run.json").is_file():
         raise OptionError(f"{str(options.directory)!r} is not a dump directory: no run.json in it")
-    with progress("drawing"):
-        page = write_view(options.directory)
+    try:
+        with progress("drawing"), reading(options.directory):
+            page = write_view(options.directory)
+    except TurbogrError as error:  # the dump is not one that can be shown
+        raise OptionError(str(error)) from error
     show(options, {"page": str(page)}, str(page))
     if options.open:
         webbrowser.open(page.absolute().as_uri())

@@ -19,7 +19,7 @@ import jinja2
 from markupsafe import Markup
 
 from ..errors import TurbogrError
-from ..files import replace_file
+from ..files import read_json, replace_file
 from .diagram import before_of, change_svg, order_svg, snapshot_of
 from .record import FORMAT
 from .style import PALETTE, STYLE
@@ -206,7 +206,8 @@ def _natural(text: Any) -> list[tuple[int, str]]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = read_json(path, dict)
+        return found
     except FileNotFoundError:
         raise TurbogrError(
             f"no {path.name} in {path.parent}: not a dump directory; make one with options={{'dump': '...'}}"

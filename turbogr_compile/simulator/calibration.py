@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import OptionError
-from ..files import replace_file
+from ..files import read_json, replace_file
 from ..runtime.balance.cost import robust_fit
 from .events import Floats
 
@@ -79,7 +79,7 @@ class Calibration:
 def load_calibration(path: Path, device: str) -> Calibration:
     """One device of a file."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path, dict)
         devices = data["devices"]
         if device not in devices and list(devices) == [HERE]:
             device = HERE  # a file of measurements has one device, whatever the cluster is made of
