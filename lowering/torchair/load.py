@@ -28,7 +28,8 @@ from typing import Any
 import torch
 
 from ...errors import TargetError
-from ...kernels.cpu.cache import Refused, obstacle, user_folder
+from ...files import obstacle
+from ...kernels.cpu.cache import Refused, user_folder
 from ..ge import prototypes
 from . import native
 from .patches import kept, patched
