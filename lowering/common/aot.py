@@ -27,6 +27,7 @@ def aot(
 
     def compiler(role: Role) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
         def run(graph: fx.GraphModule, values: Sequence[Any]) -> Callable[..., Any]:
+            _torch.donate_nothing()
             hooks.post_grad(graph, role, values)
             gate = agreeing(graph.graph)
             return gate(compile_graph(graph, values, role))

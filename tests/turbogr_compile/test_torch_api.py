@@ -110,6 +110,32 @@ def test_aot_autograd_with_each_partitioner():
         assert len(roles) == 2
 
 
+@pytest.mark.parametrize("target", ["cpu", "eager"])
+def test_a_backward_may_run_twice(target):
+    """Of kernels that are called one by one none writes into a saved tensor: retain_graph works as it does in eager."""
+    table, linear = torch.nn.Embedding(50, 16), torch.nn.Linear(16, 16)
+    ids = torch.arange(28).view(4, 7)
+    ids[1, 3:] = 0
+    torch._dynamo.reset()
+
+    def step(ids):
+        h = torch.relu(linear(table(ids)))
+        h = torch.sigmoid(linear(h)) * h
+        return (h * (ids > 0)[..., None]).pow(2).sum()
+
+    def grad():
+        found, table.weight.grad = table.weight.grad, None
+        return found
+
+    loss = torch.compile(step, backend="turbogr", options={"target": target})(ids)
+    loss.backward(retain_graph=True)
+    once = grad()
+    loss.backward()
+    torch.testing.assert_close(grad(), once)
+    step(ids).backward()
+    torch.testing.assert_close(grad(), once)
+
+
 def test_run_plainly_takes_its_inputs_and_records_no_gradient():
     run = _torch.run_plainly(torch.fx.symbolic_trace(lambda x: (x.sin(),)))
     x = torch.randn(3, requires_grad=True)

@@ -17,6 +17,7 @@ __all__ = [
     "cpp_compiler",
     "decompositions",
     "default_partition",
+    "donate_nothing",
     "inductor",
     "inductor_decompositions",
     "min_cut_partition",
@@ -53,6 +54,18 @@ def aot_autograd(module: fx.GraphModule, inputs: Any, **settings: Any) -> Callab
     from torch._dynamo.backends.common import aot_autograd as dynamo_aot_autograd
 
     return dynamo_aot_autograd(**settings)(module, inputs)
+
+
+def donate_nothing() -> None:
+    """Say of the graphs under compilation that the backward writes into no saved tensor, so that it may run twice.
+
+    AOTAutograd takes donation for granted wherever it is possible, and then refuses backward(retain_graph=True).
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
 
 
 def default_partition(*args: Any, **kwargs: Any) -> Any:
