@@ -1,6 +1,7 @@
 # make demo       set up, train a small recommender by eager and by turbogr, write out/report/index.html
 # make test       set up and run the tests (make test-all: the slow ones too)
 # make fuzz       hostile generated programs against eager: N=1000 SEED=0 SECONDS=3600 (FUZZ=sweep: every construct)
+# make fuzz-ops   calls of ops made from their contracts, under the sanitizers: N=200000 SEED=0 SECONDS=3600 (needs g++)
 # make plant      faults planted in the row analysis, one at a time, and which guard notices each: SHARE=0.05 SECONDS=3600
 # make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers (needs g++)
 # make lint       style, the import contract and types
@@ -15,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TURBOGR_TORCHAIR := $(TORCHAIR)
 export TURBOGR_LOOPS := $(LOOPS)
 
-.PHONY: demo test test-all fuzz plant sanitize lint count setup clean
+.PHONY: demo test test-all fuzz fuzz-ops plant sanitize lint count setup clean
 
 demo: setup
 	$(BIN)/python examples/demo.py
@@ -36,6 +37,16 @@ fuzz: setup
 	mkdir -p out
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(FUZZ) $(if $(filter run,$(FUZZ)),--n $(N)) --seed $(SEED) \
 	--seconds $(SECONDS) --json out/fuzz.jsonl --scripts out/fuzz
+
+# Kernel against reference where the contract holds, the contract's error where it does not. SANITIZE=thread looks for
+# races instead; an empty one calls the kernels as they are, which is faster.
+SANITIZE ?= address,undefined
+fuzz-ops: setup
+	mkdir -p out
+	CXX="$(CXX)" TURBOGR_KERNELS=required TURBOGR_SANITIZE=$(SANITIZE) OMP_NUM_THREADS=$(if $(findstring thread,$(SANITIZE)),4,1) \
+	LD_PRELOAD="$(if $(SANITIZE),$$($(CXX) -print-file-name=lib$(if $(findstring thread,$(SANITIZE)),tsan,asan).so) $$($(CXX) -print-file-name=libstdc++.so))" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	$(BIN)/python -m tests.fuzz_ops --n $(N) --seed $(SEED) --seconds $(SECONDS) --json out/fuzz-ops.jsonl
 
 # Resumed where it stopped: what is in out/plant.jsonl is not planted again. The database and the rule tests are asked
 # about what no program noticed.

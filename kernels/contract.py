@@ -194,6 +194,7 @@ class Contract:
             raise ValueError(f"{self.op}: the contract names {', '.join(sorted(unknown))}, and the schema does not")
         if taken := set(names) & set(_SPACE):
             raise ValueError(f"{self.op}: arguments of a checked op cannot be called {', '.join(sorted(taken))}")
+        self.leading = next((names.index(name) for name, what in self.arguments.items() if _leads(what)), 0)
         self.optional = {a.name for a in found.arguments if str(a.type).startswith("Optional")}
         defaults = {a.name: a.default_value for a in found.arguments if a.has_default_value()}
         signature = ", ".join(f"{name}=defaults[{name!r}]" if name in defaults else name for name in names)
@@ -205,7 +206,9 @@ class Contract:
             functions.append(space["check"])
         self._check, self._symbolic = functions
 
-    # Filled by `bind`.
+    # Filled by `bind`. Of the leading argument is the dtype that is computed in: the first tensor of the contract that
+    # is floating point, or may be.
+    leading: int
     _check: Callable[..., None]
     _symbolic: Callable[..., None]
 
@@ -558,6 +561,10 @@ class _Writer:
         pointers = ", ".join(f"{self.plain(name)}.data_ptr()" for name in names)
         looked = f"entries.Distances({', '.join(names)}, {rule.below}, {rule.table!r})"
         return f"{entries.DISTANCES}, {pointers}, {rule.query_offsets}.numel(), {rule.below}, 0, 0, 0", looked
+
+
+def _leads(what: Any) -> bool:
+    return isinstance(what, Array) and (what.dtype is None or (isinstance(what.dtype, tuple) and what.dtype[0] in REAL))
 
 
 def _ascends(what: Any) -> bool:

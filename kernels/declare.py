@@ -68,8 +68,8 @@ def declare(
     """Register an op; one that is registered already stays as it is.
 
     An op without `backward` has no derivative, and says so when one is asked for. `cpu` is the reference's twin in C++:
-    it takes the loaded library before the op's own arguments, and runs where there is one for the dtype of the first
-    floating point tensor, or for that which `storage` says.
+    it takes the loaded library before the op's own arguments, and runs where there is one for the dtype of the
+    contract's leading argument, or for that which `storage` says.
     """
     name = schema.partition("(")[0]
     contract.bind(schema)
@@ -117,11 +117,10 @@ def _compiled(
     reference: Callable[..., Any],
 ) -> Callable[..., Any]:
     """The kernel, behind the contract; the reference where there is none."""
-    check = contract.before_kernel
+    check, leading = contract.before_kernel, contract.leading
 
     def chosen(*arguments: Any) -> Any:
-        # Most often the first argument decides, and every microsecond counts: this runs at each call of the op.
-        found = library(getattr(arguments[0], "dtype", None)) or library(_dtype(arguments))
+        found = library(getattr(arguments[leading], "dtype", None))
         if found is None:
             return reference(*arguments)
         check(found.turbogr_check, *arguments)
@@ -132,10 +131,6 @@ def _compiled(
         return kernel(found, *arguments)
 
     return chosen
-
-
-def _dtype(arguments: tuple[Any, ...]) -> torch.dtype | None:
-    return next((x.dtype for x in arguments if isinstance(x, torch.Tensor) and x.is_floating_point()), None)
 
 
 def _refuse(name: str) -> Callable[..., Any]:

@@ -45,7 +45,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 def embedding_backward(grad: Tensor, ids: Tensor, count: int, padding_idx: int) -> Tensor:
     """`count` rows of zeros, with grad[i] added at ids[i] unless that is the padding."""
-    rows, slopes = ids.reshape(-1), grad.reshape(-1, grad.shape[-1])
+    rows, slopes = ids.reshape(-1), grad.reshape(ids.numel(), grad.shape[-1])
     total = grad.new_zeros((count, grad.shape[-1]), dtype=accumulator(grad.dtype))
     total.index_add_(0, rows, slopes.to(total.dtype))
     if padding_idx >= 0:

@@ -46,6 +46,7 @@ LOOKUP = Contract(
         "table.dtype is query.dtype or (table.dtype in HALF and query.dtype is torch.float32)",
         "table is {table.dtype}, while query is {query.dtype}",
     ),
+    nonzero="D",
     query=Array("T D"),
     table=Array("V D"),
     ids=Array("T K", INT64, Range("V")),

@@ -90,6 +90,7 @@ def _backward(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Any, ...]:
 
 
 _CONTRACT = Contract(
+    nonzero="D",
     x=Array("...B D", REAL),
     gate=Array("...B D", As("x")),
     weight=Array("D", REAL),

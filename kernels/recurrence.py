@@ -283,6 +283,7 @@ _CONTRACT = Contract(
     Rule("len(x.shape) == (3 if offsets is None else 2)", "x has 2 dims with offsets and 3 without, not {x.dim()}"),
     Rule("offsets is not None or not unlike(B[:1], (S,))", "x has {B[0]} sequences, and hidden {S}"),
     Rule(f"P == {_GATES}[kind] * H", "input_weight has {P} rows, which is no block of {H} for each gate"),
+    nonzero="F H",
     kind=Word(tuple(CELLS)),
     x=Array("...B F", REAL),
     hidden=Array("S H", As("x")),

@@ -38,8 +38,13 @@ def fields(pointers: str = "", integers: str = "", reals: str = "") -> list[tupl
     ]
 
 
+# A tensor without elements has no address of its own, and to kernels NULL says that nobody wants a result.
+_NOTHING = ctypes.create_string_buffer(64)
+_NOWHERE = ctypes.addressof(_NOTHING)
+
+
 def address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
+    return None if x is None else x.data_ptr() or _NOWHERE
 
 
 def call(function: Any, arguments: Arguments) -> None:

@@ -43,7 +43,7 @@ class TableRows {
   // The number that makes a row what it stands for.
   TURBOGR_INLINE Real factor(int64_t entry) const {
     const Real scale = a_.scales == nullptr ? Real(1) : Real(a_.scales[a_.places[entry] / a_.block]);
-    return a_.eps < 0 ? scale : scale / std::max(norm(at(entry), a_.depth) * scale, Real(a_.eps));
+    return a_.eps < 0 ? scale : scale / std::max(norm(at(entry), a_.depth) * std::abs(scale), Real(a_.eps));
   }
 
   template <typename T>

@@ -492,16 +492,15 @@ def test_doctor_looks_and_leaves_everything_as_it_is(sources, compiled, tmp_path
 # --- choosing ----------------------------------------------------------------------------------------
 
 
-def test_an_op_takes_the_kernels_of_its_first_floating_point_tensor(monkeypatch):
+def test_an_op_takes_the_kernels_of_its_leading_argument(monkeypatch):
     kernels = {name: SimpleNamespace(name=name, turbogr_check=None) for name in ("narrow", "wide")}
     loaded = {torch.float32: kernels["narrow"], torch.float64: kernels["wide"], torch.float16: None}
     monkeypatch.setattr(build, "_loaded", loaded)
-    unchecked = SimpleNamespace(before_kernel=lambda *arguments: None)
+    unchecked = SimpleNamespace(before_kernel=lambda *arguments: None, leading=1)
     op = declare._compiled(unchecked, lambda library, *arguments: (library.name, *arguments), None, lambda *a: a)
     rows, narrow, wide = torch.tensor([1]), torch.ones(2), torch.ones(2, dtype=torch.float64)
-    assert op(narrow, wide)[0] == "narrow" and op(wide, narrow)[0] == "wide"
-    assert op(rows, None, wide, 3)[0] == "wide" and op(None, narrow)[0] == "narrow"
-    for arguments in ((rows, 3), (narrow.half(),), (narrow.to(torch.complex64),), (None,)):
+    assert op(narrow, wide)[0] == "wide" and op(wide, narrow)[0] == "narrow"
+    for arguments in ((narrow, rows), (narrow, narrow.half()), (wide, narrow.to(torch.complex64)), (wide, None)):
         assert op(*arguments) == arguments
 
 

@@ -285,3 +285,25 @@ def test_no_classes_are_refused(of):
         of.linear_cross_entropy(x, weight, None, target, 1.0, -100, 0.0)
     with pytest.raises(ValueError, match=r"weight.shape\[0\]"):
         of.linear_cross_entropy_ahead(x, weight, None, target, None, 1.0, -100, 0.0, False, [True, True, False])
+
+
+@BOTH
+@pytest.mark.parametrize("other", [torch.float64, torch.float16])
+def test_the_gradient_of_losses_may_be_of_another_dtype(of, other):
+    """The kernel was chosen by the first tensor, and read rows of float as if they were of double."""
+    x, weight, bias = numbers(65, 16), numbers(24, 16), numbers(24)
+    target = torch.arange(65) % 24
+    _, log_sum = of.linear_cross_entropy(x, weight, bias, target, 0.5, 3, 0.6)
+    wanted = of.linear_cross_entropy_backward(numbers(65), x, weight, bias, target, log_sum, 0.5, 3, 0.6, [True] * 3)
+    grad = numbers(65).to(other)
+    found = of.linear_cross_entropy_backward(grad, x, weight, bias, target, log_sum, 0.5, 3, 0.6, [True] * 3)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)
+
+
+@BOTH
+def test_scales_may_be_negative(of):
+    query, table, ids = numbers(4, 8), numbers(6, 8), torch.arange(8).view(4, 2) % 6
+    half, scales = (table / -0.5).half(), torch.full((1,), -0.5)
+    found = of.lookup_dot(query, table, ids, 0.0, half, None, scales)
+    torch.testing.assert_close(found, of.lookup_dot(query, table, ids, 0.0), rtol=2e-3, atol=2e-3)

@@ -1,0 +1,299 @@
+"""Calls of ops, made from their contracts: valid ones, almost valid ones, and ones that are neither."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbogr_compile.kernels import contract as words
+from turbogr_compile.kernels.contract import Contract, Dim, Shape
+from turbogr_compile.kernels.declare import CONTRACTS, REFERENCES
+
+ops = torch.ops.turbogr
+# Ops that need tables of their own, or ranks.
+ELSEWHERE = {"sharded_lookup", "sharded_push", "fetch_rows", "keep_rows", "keep_sent", "stale_rows", "grouped_mm"}
+OPS = sorted(set(CONTRACTS) - ELSEWHERE)
+SIZES = (0, 1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 33, 40, 65)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.bool)
+NUMBERS = (math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, 1e-300, 1e300, 1e-8, 2.0)
+WHOLES = (0, 1, -1, 2, 3, 2**31, -(2**31), 2**53, 2**62, 2**63 - 1, -(2**63))
+
+
+@dataclass
+class Call:
+    """One call; `kind` says how it was made, not whether the contract holds."""
+
+    op: str
+    kind: str
+    arguments: list[Any]
+
+
+class Maker:
+    """Everything follows from the seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(seed % 2**63)
+
+    def call(self) -> Call:
+        op = self.chance.choice(OPS)
+        kind = self.chance.choices(("valid", "almost", "hostile"), (50, 40, 10))[0]
+        schema = getattr(ops, op).default._schema
+        if kind == "hostile":
+            return Call(op, kind, [self.anything(str(a.type)) for a in schema.arguments])
+        arguments = self.valid(op, CONTRACTS[op], schema)
+        if kind == "almost":
+            for _ in range(self.chance.choice((1, 1, 1, 2))):
+                at = self.chance.randrange(len(arguments))
+                arguments[at] = self.changed(arguments[at], str(schema.arguments[at].type))
+        return Call(op, kind, arguments)
+
+    # --- valid ---
+
+    def valid(self, op: str, contract: Contract, schema: Any) -> list[Any]:
+        """Arguments of which the contract holds; where rules that are not of sizes stand against it, the last try."""
+        for _ in range(20):
+            found = _Valid(self, contract, schema).arguments()
+            try:
+                contract.check(*found)
+            except (ValueError, IndexError):
+                continue
+            return derived(op, found)
+        return found
+
+    def numbers(self, *size: int) -> Tensor:
+        return torch.randn(size, generator=self.generator)
+
+    def laid_out(self, x: Tensor) -> Tensor:
+        """The same numbers, elsewhere in memory."""
+        way = self.chance.randrange(6)
+        if way == 0 and x.dim() >= 2:
+            return x.transpose(0, -1).contiguous().transpose(0, -1)
+        if way == 1 and x.dim():
+            return torch.stack([x, x], -1)[..., 0]
+        if way == 2 and x.dim():
+            return torch.cat([x[:1], x, x[:1]])[min(1, x.shape[0]) : min(1, x.shape[0]) + x.shape[0]]
+        return x
+
+    # --- not valid ---
+
+    def changed(self, x: Any, kind: str) -> Any:
+        if isinstance(x, Tensor):
+            return self.changed_tensor(x)
+        if "List" in kind:
+            return self.chance.choice(([], [*x, *x[:1]], x[1:], [*x[:1], *x])) if x else x
+        return self.anything(kind)
+
+    def changed_tensor(self, x: Tensor) -> Any:
+        chance = self.chance
+        way = chance.randrange(9)
+        if way == 0:
+            return None
+        if way == 1:
+            return x.to("meta")
+        if way == 2:
+            return x.to(chance.choice(DTYPES))
+        if way == 3:
+            return x[None] if chance.random() < 0.5 or not x.dim() else x[0] if x.shape[0] else x.reshape(-1)
+        if way in (4, 5) and x.dim():
+            dim = chance.randrange(x.dim())
+            more = x.narrow(dim, 0, 1) if x.shape[dim] else x.new_zeros([*x.shape[:dim], 1, *x.shape[dim + 1 :]])
+            return torch.cat([x, more], dim) if way == 4 else x.narrow(dim, 0, max(x.shape[dim] - 1, 0))
+        if way == 6:
+            return x.new_zeros([0 if chance.random() < 0.5 else size for size in x.shape])
+        if x.numel() and x.dtype in (torch.int64, torch.int32):
+            x = x.clone(memory_format=torch.contiguous_format)
+            worst = chance.choice([v for v in WHOLES if x.dtype == torch.int64 or abs(v) < 2**31])
+            x.view(-1)[chance.randrange(x.numel())] = worst
+        elif x.numel() and x.is_floating_point():
+            x = x.clone(memory_format=torch.contiguous_format)
+            x.view(-1)[chance.randrange(x.numel())] = float(torch.tensor(chance.choice(NUMBERS)).to(x.dtype))
+        return x
+
+    def anything(self, kind: str) -> Any:
+        chance = self.chance
+        if "Tensor" in kind and "List" in kind:
+            return [self.any_tensor() for _ in range(chance.randrange(4))]
+        if "Tensor" in kind:
+            return None if chance.random() < 0.2 else self.any_tensor()
+        if "List" in kind:
+            value = (lambda: chance.random() < 0.5) if "bool" in kind else (lambda: chance.choice((*WHOLES, 3, 4)))
+            return [value() for _ in range(chance.randrange(6))]
+        if "float" in kind:
+            return chance.choice(NUMBERS)
+        if "bool" in kind:
+            return chance.random() < 0.5
+        if "int" in kind.lower():
+            return chance.choice(WHOLES)
+        return chance.choice(("", "softmax", "silu", "bce", "gru", "lstm", "\0", "x" * 99))
+
+    def any_tensor(self) -> Tensor:
+        size = [self.chance.choice((0, 1, 2, 3, 5)) for _ in range(self.chance.randrange(5))]
+        return self.laid_out((self.numbers(*size) * 3).to(self.chance.choice(DTYPES)))
+
+
+class _Valid:
+    """One attempt at arguments for a contract: sizes first, then tensors of those sizes."""
+
+    def __init__(self, maker: Maker, contract: Contract, schema: Any) -> None:
+        self.maker, self.chance, self.contract, self.schema = maker, maker.chance, contract, schema
+        self.sizes: dict[str, Any] = {}
+        self.found: dict[str, Any] = {}
+
+    def arguments(self) -> list[Any]:
+        types = {a.name: str(a.type) for a in self.schema.arguments}
+        # Numbers may be sizes of tensors.
+        order = sorted(
+            self.contract.arguments.items(), key=lambda item: isinstance(item[1], (words.Array, words.Parts))
+        )
+        for name in types:
+            if name not in self.contract.arguments:
+                self.found[name] = self.free(types[name])
+        for name, what in order:
+            optional = types[name].startswith("Optional")
+            self.found[name] = None if optional and self.chance.random() < 0.5 else self.make(name, what)
+        return [self.found[name] for name in types]
+
+    def free(self, kind: str) -> Any:
+        """What the contract leaves free."""
+        if "float" in kind:
+            return self.chance.choice((1.0, 0.5, -1.5, 2.0))
+        if "int" in kind.lower():
+            return self.chance.choice((0, 1, -1, -100, 3, 7, 1000))
+        return self.chance.random() < 0.5
+
+    def size(self, name: str) -> int:
+        if name in self.found:
+            return int(self.found[name])
+        if name not in self.sizes:
+            least = 1 if name in self.contract.nonzero else 0
+            self.sizes[name] = max(least, self.chance.choice(SIZES))
+        return self.sizes[name]
+
+    def rest(self, name: str) -> list[int]:
+        if name not in self.sizes:
+            self.sizes[name] = [self.chance.choice(SIZES[:10]) for _ in range(self.chance.randrange(3))]
+        return self.sizes[name]
+
+    def dim(self, word: str) -> int:
+        if word == "_":
+            return self.chance.choice(SIZES)
+        if word.isdigit():
+            return int(word)
+        dim = Dim.parse(word)
+        if dim.one and self.chance.random() < 0.4:
+            return 1
+        factor = int(dim.factor) if dim.factor.isdigit() else self.size(dim.factor) if dim.factor else 1
+        if dim.more < 0 and self.size(dim.name) == 0:
+            self.sizes[dim.name] = 1
+        return factor * self.size(dim.name) + dim.more
+
+    def shape(self, dims: str) -> list[int]:
+        shape = Shape.parse(dims)
+        rest = [] if shape.rest is None else self.rest(shape.rest) if shape.rest else []
+        return [*(self.dim(word) for word in shape.front), *rest, *(self.dim(word) for word in shape.back)]
+
+    def limit(self, text: str) -> int:
+        name, _, index = text.partition("[")
+        if name in self.sizes and index:
+            rest = self.sizes[name]
+            return rest[0] if rest else 0
+        return self.size(name)
+
+    def make(self, name: str, what: Any) -> Any:
+        make = {"Sizes": self.cuts}.get(type(what).__name__)
+        return (make or getattr(self, type(what).__name__.lower()))(name, what)
+
+    def array(self, name: str, what: words.Array) -> Tensor:
+        shape, dtype = self.shape(what.dims), self.dtype(what.dtype)
+        return self.maker.laid_out(self.filled(name, shape, dtype, what.entries))
+
+    def dtype(self, dtype: Any) -> torch.dtype:
+        if isinstance(dtype, words.As):
+            like = self.found.get(dtype.argument)
+            like = torch.float32 if like is None else like.dtype
+            return torch.float32 if dtype.sums and like in words.HALF else like
+        if dtype is None:
+            return self.chance.choice((torch.float32, torch.float32, torch.float16, torch.int64, torch.bool))
+        return dtype[0] if self.chance.random() < 0.6 else self.chance.choice(dtype)
+
+    def filled(self, name: str, shape: list[int], dtype: torch.dtype, entries: Any) -> Tensor:
+        count = math.prod(shape)
+        if isinstance(entries, words.Range):
+            below = self.limit(entries.below) if entries.below else min(entries.most, 40)
+            x = [self.chance.randrange(max(below, 1)) for _ in range(count)]
+            if entries.within:  # columns ascend in the batches that there are, and need not
+                x = sorted(x) if self.chance.random() < 0.5 else x
+            if entries.but and self.chance.random() < 0.5:
+                x = [self.found[entries.but] if self.chance.random() < 0.3 else n for n in x]
+            return torch.tensor(x, dtype=dtype).view(shape)
+        if isinstance(entries, words.Ascending):
+            top = self.limit(entries.rows) if entries.rows else 50
+            x = sorted(self.chance.randint(0, top) for _ in range(count))
+            if entries.rows and count and (entries.whole or self.chance.random() < 0.5):
+                x[0], x[-1] = (0, top) if count > 1 else (0, 0)
+            return torch.tensor(x, dtype=dtype).view(shape)
+        if dtype == torch.bool:
+            return self.maker.numbers(*shape) > -0.5
+        if not dtype.is_floating_point:
+            return (self.maker.numbers(*shape) * 4).to(dtype)
+        return self.maker.numbers(*shape).to(dtype)
+
+    def parts(self, name: str, what: words.Parts) -> list[Tensor]:
+        like = self.found[what.like]
+        sizes = self.found[what.sizes]
+        return [self.maker.laid_out(self.maker.numbers(*like.shape[:-1], size).to(like.dtype)) for size in sizes]
+
+    def number(self, name: str, what: words.Number) -> float:
+        low, high = -2.0 if what.low is None else what.low, 2.0 if what.high is None else what.high
+        return self.chance.choice((low, high, self.chance.uniform(low, high), 0.0 if low <= 0 <= high else low))
+
+    def whole(self, name: str, what: words.Whole) -> int:
+        high = min(what.high, 12)
+        if what.below:
+            high = self.size(what.below) - 1
+        return self.chance.randint(what.low, max(high, what.low))
+
+    def word(self, name: str, what: words.Word) -> str:
+        return self.chance.choice(what.choices)
+
+    def flags(self, name: str, what: words.Flags) -> list[bool]:
+        return [self.chance.random() < 0.7 for _ in what.of]
+
+    def cuts(self, name: str, what: words.Sizes) -> list[int]:
+        total = self.size(what.total)
+        cuts = sorted(self.chance.randint(0, total) for _ in range(self.chance.randrange(3)))
+        return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
+
+
+# --- what a backward is given by its forward ---------------------------------------------------------
+
+
+def derived(op: str, given: list[Any]) -> list[Any]:
+    """With results of the forward where a backward takes them: only then are kernel and reference to agree."""
+    names = [a.name for a in getattr(ops, op).default._schema.arguments]
+    by = dict(zip(names, given, strict=True))
+
+    def forward(name: str) -> Any:
+        wanted = [a.name for a in getattr(ops, name).default._schema.arguments]
+        return REFERENCES[name](*(by[w] for w in wanted))
+
+    if op == "jagged_attention_backward":
+        by["result"], by["log_sum"] = forward("jagged_attention")
+    elif op == "norm_gate_backward":
+        by["eps"] = 1e-5
+        _, by["mean"], by["rstd"] = forward("norm_gate")
+    elif op in ("linear_cross_entropy_backward", "sampled_softmax_backward"):
+        _, by["log_sum"] = forward(op.removesuffix("_backward"))
+    elif op == "recurrence_backward":
+        by["input_bias"] = by["hidden_bias"] = None
+        by["states"], _, by["kept"] = forward("recurrence")
+    elif op == "segment_softmax_backward":
+        by["x"] = by["out"]
+        by["out"] = forward("segment_softmax")
+    return [by[name] for name in names]
