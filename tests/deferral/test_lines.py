@@ -20,6 +20,7 @@ from .programs import IDS, SASRec, Tower, compiled, cross_entropy, made, worst
 def aloud(monkeypatch):
     monkeypatch.delenv("TURBOGR_QUIET", raising=False)
     monkeypatch.setattr(console, "_told_of_waiting", False)
+    monkeypatch.setattr(console, "_said", set())
     torch._dynamo.reset()
 
 
@@ -32,6 +33,14 @@ def test_the_first_step_says_what_waited_and_what_it_saves(caplog):
             loss.backward()
     (line,) = [r.getMessage() for r in caplog.records if "defers" in r.getMessage()]
     assert "test_lines.py" in line and "2 recorded calls" in line and "x less)" in line
+
+
+def test_an_empty_batch_is_no_reason_to_say_that_nothing_is_packed(caplog, monkeypatch):
+    monkeypatch.setattr(console, "_told", False)
+    model, nothing = compiled(made(Tower)), torch.zeros(0, 4, dtype=torch.long)
+    with caplog.at_level(logging.WARNING, logger="turbogr_compile"):
+        cross_entropy(model(nothing), nothing).backward()
+    assert not [r.getMessage() for r in caplog.records if "packs nothing" in r.getMessage()]
 
 
 def test_silenced(caplog, monkeypatch):
@@ -101,7 +110,6 @@ def written(model):
 
 CASES = [
     (without_gradients, Tower, "no_grad are not deferred"),
-    (in_inference_mode, Tower, "inference mode are not deferred"),
     (checkpointed, Tower, "saved-tensor hooks"),
     (read_three_times, Tower, "no longer deferred"),
     (written, Tower, "no longer deferred"),
@@ -125,11 +133,33 @@ def test_parameters_in_memory_of_others():
     check_line(plainly, made(Tower), shared, "memory that others write to")
 
 
-def check_line(code, theirs, ours, said):
+def test_inference_mode_is_never_deferred():
+    check_line(in_inference_mode, made(Tower), made(Tower), "inference mode are not deferred", deferral="always")
+
+
+def test_nothing_is_said_where_nothing_could_wait():
+    """In inference mode, of a step that returns its loss, and of rows without gradients."""
+    model, frozen = made(Tower), made(Tower).requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        in_inference_mode(compiled(model))
+        compiled(lambda ids: cross_entropy(model(ids)))(IDS).backward()
+        assert not pending(compiled(frozen)(IDS))
+
+
+def test_no_grad_is_said_once_in_a_process():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            without_gradients(compiled(made(Tower)))
+    assert len(caught) == 1, [str(w.message) for w in caught]
+
+
+def check_line(code, theirs, ours, said, **options):
     expected = code(theirs)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        called = compiled(ours)
+        called = compiled(ours, **options)
         found = code(called)
         again = code(called)
     assert not any(pending(t) for t in (found if isinstance(found, tuple) else (found,)))

@@ -18,7 +18,7 @@ from ..capture.dynamo import CannotCapture, capture
 from ..check.stand_ins import may_act, reaches_others
 from ..check.validate import draws
 from ..pipeline.remarks import warn
-from ..show.console import quiet
+from ..show.console import quiet, say_once
 from . import liveness
 from .flush import READ_RAW, apart, realize
 from .record import LOCK, WAITING, Kept, Meta, Modes, Node, Source, Value, above
@@ -29,6 +29,10 @@ T = torch.Tensor
 _serial = itertools.count()
 GRAPHS: weakref.WeakSet[ModelGraph] = weakref.WeakSet()  # Dynamo's code owns them
 BUDGET = 1 << 32  # bytes of parameters whose old values may be kept for a late reader
+_NO_GRAD = (
+    "calls under no_grad are not deferred; options={'deferral': 'always'} defers them too, which pays where only few "
+    "rows of an output are read"
+)
 
 
 class MayNotWait(Exception):
@@ -40,16 +44,33 @@ def deferred(
 ) -> Callable[..., Any]:
     """A function for Dynamo that records calls of the graph, or the compiled graph where it may not wait.
 
-    `always`: under `no_grad`, too.
+    `always`: without gradients, too.
     """
     teach_dynamo()
-    try:
-        return ModelGraph(module, inputs, compiler, always)
-    except (MayNotWait, CannotCapture) as refusal:
-        if _returns_rows(module) and not quiet():
-            warn(f"this graph is computed at its call, not deferred: {_first_line(refusal)}")
-        run = compiler(module, inputs)
-        return lambda *given: run(*[real_of(x) for x in given])
+    rows = _rows(module)
+    goes_on = any(type(x) is Deferred for x in inputs)  # after a graph break, or a loss compiled apart
+    # A step that returns its loss has no rows to leave out; without gradients, what is returned is what was wanted.
+    if goes_on or any(always or v.requires_grad for v in rows):
+        try:
+            return ModelGraph(module, inputs, compiler, always)
+        except (MayNotWait, CannotCapture) as refusal:
+            if not quiet():
+                warn(f"this graph is computed at its call, not deferred: {_first_line(refusal)}")
+    run, evaluates = compiler(module, inputs), bool(rows) and not torch.is_grad_enabled()
+
+    def at_once(*given: Any) -> Any:
+        if evaluates and not torch.is_inference_mode_enabled():
+            say_once(_NO_GRAD)
+        return run(*[real_of(x) for x in given])
+
+    return at_once
+
+
+def _rows(module: fx.GraphModule) -> list[T]:
+    """Outputs that have rows."""
+    (output,) = module.graph.find_nodes(op="output")
+    values = [n.meta.get("example_value") for n in output.args[0] if isinstance(n, fx.Node)]
+    return [v for v in values if isinstance(v, T) and v.dim() >= 2]
 
 
 def teach_dynamo() -> None:
@@ -134,10 +155,7 @@ class ModelGraph:
         if torch.is_inference_mode_enabled():
             return self._say("calls in inference mode are not deferred")
         if not torch.is_grad_enabled() and not self.always and not any(pending(x) for x in inputs):
-            return self._say(
-                "calls under no_grad are not deferred; options={'deferral': 'always'} defers them too, which pays "
-                "where only few rows of an output are read"
-            )
+            return _NO_GRAD
         if self.read_raw >= READ_RAW:
             return self._say("outputs are read or written as they are, call after call: no longer deferred")
         if _torch.saved_tensors_are_hooked():
@@ -238,9 +256,6 @@ def _size(x: Any, dim: int | None) -> int:
 def _checked(module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[bool, bool]:
     """Raises where a graph may not wait; else says whether it draws random numbers, and whether it may do more than
     compute."""
-    goes_on = any(type(x) is Deferred for x in inputs)  # after a graph break, or a loss compiled apart
-    if not goes_on and not _returns_rows(module):
-        raise MayNotWait("it returns no tensor with rows")
     for x in inputs:
         if isinstance(x, T) and type(x) not in (T, torch.nn.Parameter, Deferred, _torch.FakeTensor):
             raise MayNotWait(f"an input is a {type(x).__name__}")
@@ -265,12 +280,6 @@ def _checked(module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[bool, bool]
             returned.add(memory)
     calls = [n for n in captured.graph.nodes if n.op == "call_function"]
     return any(map(draws, calls)), any(map(may_act, calls))
-
-
-def _returns_rows(module: fx.GraphModule) -> bool:
-    (output,) = module.graph.find_nodes(op="output")
-    values = [n.meta.get("example_value") for n in output.args[0] if isinstance(n, fx.Node)]
-    return any(isinstance(v, T) and v.dim() >= 2 for v in values)
 
 
 def _symbols(module: fx.GraphModule) -> tuple[dict[Any, tuple[int, int | None]], dict[int, tuple[int, int]]]:

@@ -47,7 +47,7 @@ class Options:
     padded_outputs: str = "strict"  # or "unspecified": padded rows of returned tensors may hold anything
     capacity: Any = None  # numbers of packed rows: None as they come, 64 in multiples, 'pow2', (256, 1024) in buckets
     worth: Any = None  # what packing must save: None the shipped prices, 'always', 'flops=1e11,call=2e-5' (worth.py)
-    deferral: Any = False  # True: outputs wait for what is done with them; 'always': under no_grad, too
+    deferral: Any = True  # outputs wait for what is done with them; False: not; 'always': without gradients, too
     stop_after: str | None = None  # 'pass' or 'pass:k': stop there, or after its k-th rewrite (bisection)
 
     @staticmethod

@@ -6,19 +6,26 @@ import logging
 import os
 
 from ..graph import costs
-from ..graph.nodes import TRAINABLE
+from ..graph.nodes import TRAINABLE, tensor
 from ..pipeline.instrument import GraphRun
-from ..pipeline.remarks import CAPTURE, Remark, RemarkKind
+from ..pipeline.remarks import CAPTURE, Remark, RemarkKind, warn
 
 log = logging.getLogger("turbogr_compile")
 PACKING = "pack-rows"
 _UNTOLD = "nothing in it says which rows are padding: compare ids with the pad id, or give the loss an ignore_index"
 WAITED = "turbogr_waited"  # on a graph module that deferral wrote: what waited, in words
 _told = _told_of_waiting = False
+_said: set[str] = set()
 
 
 def quiet() -> bool:
     return bool(os.environ.get("TURBOGR_QUIET"))
+
+
+def say_once(text: str) -> None:
+    if text not in _said and not quiet():
+        _said.add(text)
+        warn(text)
 
 
 def nothing_packed(run: GraphRun | None) -> None:
@@ -27,7 +34,7 @@ def nothing_packed(run: GraphRun | None) -> None:
     if _told or run is None or quiet():
         return
     steps = [s for s in run.steps if s.pass_.name == PACKING]
-    if not steps or not _trained(run) or _packed(run):
+    if not steps or not _trained(run) or _packed(run) or _without_elements(run):
         return
     _told = True
     log.warning("turbogr packs nothing in graph %s: %s", run.name.partition("-")[0], _why(run.remarks))
@@ -48,6 +55,12 @@ def step_waited(run: GraphRun | None, waited: str, padded: costs.Cost) -> None:
 
 def _trained(run: GraphRun) -> bool:
     return any(n.meta.get(TRAINABLE) for n in run.graph.find_nodes(op="placeholder"))
+
+
+def _without_elements(run: GraphRun) -> bool:
+    """An empty batch says nothing about others."""
+    given = [tensor(n) for n in run.graph.find_nodes(op="placeholder")]
+    return any(x is not None and 0 in x.shape for x in given)
 
 
 def _packed(run: GraphRun) -> bool:
