@@ -46,7 +46,6 @@ def compile(
     def turbogr(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_graph(read, module, inputs)
 
-    _torch.trace_transformer_layers()
     flags = _torch.DynamoFlags(**FLAGS, ignore_logging_functions=_torch.quiet_functions())
     turbogr.backend_ctx_ctor = lambda: flags  # type: ignore[attr-defined]
     plain = dict.fromkeys(FLAGS, False)

@@ -251,3 +251,7 @@ def instruments_for(options: Options) -> list[Instrument]:
     if options.expect:
         chosen.append(Expectations(options.expect))
     return [*chosen, *options.instruments]
+
+
+# torch loads this module when a program names the backend, and traces afterwards.
+_torch.trace_transformer_layers()

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from turbogr_compile import _torch
 from turbogr_compile.deferral.model import GRAPHS
 from turbogr_compile.deferral.record import WAITING
 
@@ -60,6 +59,21 @@ class Broken(SASRec):
         return self.head(self.body.layers[1](x, future, pad))
 
 
+class BrokenInALoop(SASRec):
+    """A value is looked at in a loop: Dynamo lets the frame run, and what it calls is recorded call by call."""
+
+    def forward(self, ids):
+        n = ids.shape[1]
+        future, pad = torch.ones(n, n, dtype=torch.bool).triu(1), ids == 0
+        return self.head(self.layers(self.items(ids) + self.places(torch.arange(n)), future, pad))
+
+    def layers(self, x, future, pad):
+        for layer in self.body.layers:
+            if bool(pad.any()):
+                x = layer(x, future, pad)
+        return x
+
+
 class Twice(torch.autograd.Function):
     """A function that asks nobody for values, and has a backward of its own."""
 
@@ -82,7 +96,6 @@ def made(kind=SASRec, **settings):
 
 
 def compiled(model, **options):
-    _torch.trace_transformer_layers()
     # Faults of the compiler are to be seen, and models are tiny: neither validation nor thrift hides anything.
     settings = {"target": "eager", "deferral": True, "verify": "fast", "worth": "always", **options}
     return torch.compile(model, backend="turbogr", options=settings)

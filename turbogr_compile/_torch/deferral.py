@@ -8,6 +8,7 @@ from functools import lru_cache, wraps
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
 from .fake import ConstantSource, FakeTensor, FakeTensorMode, ShapeEnv
@@ -27,6 +28,7 @@ __all__ = [
     "teach_autograd",
     "teach_dynamo",
     "transforms_active",
+    "untraced",
     "watching_ops",
     "without_modes",
     "wrapper",
@@ -133,6 +135,7 @@ def _teach_dynamo(kind: type, module: str, stand_in: Any, takes: Any, value_of: 
     from torch._dynamo.variables import builder
 
     trace_rules.add(module)
+    trace_rules.add(__name__)
     wrap, infer = builder.VariableBuilder._wrap, builder.infer_subclass_type
     from_tensor, call_compiler = FakeTensorMode.from_tensor, output_graph.OutputGraph.call_user_compiler
 
@@ -196,6 +199,21 @@ def _teach_ddp(kind: type) -> None:
             return tuple([x.clone() if isinstance(x, torch.Tensor) else x for x in outputs])
 
     distributed._DDPSink = _Sink  # type: ignore[misc]
+
+
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose frames Dynamo lets alone, and those of whatever it calls. Costs less than
+    `torch.compiler.disable`."""
+    switch = set_eval_frame
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        watcher = switch(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            switch(watcher)
+
+    return run
 
 
 def apply_as_it_is(function: Any, *args: Any) -> Any:

@@ -14,7 +14,7 @@ passes are tried, and code generation is not. What is not tried at all, and why,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -252,13 +252,14 @@ def _by_itself(owner: fx.GraphModule, captured: fx.Graph, rewritten: fx.Graph) -
 
 def draws(node: fx.Node) -> bool:
     """Does the node draw random numbers? Dropout that drops nothing does not."""
-    return _torch.is_random(node) and not _is_off(node)
+    return _torch.is_random(node) and not drops_nothing(node.target, node.args, node.kwargs)
 
 
-def _is_off(node: fx.Node) -> bool:
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+def drops_nothing(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Is an op that may draw random numbers called so that it does not?"""
+    arguments = op._schema.arguments
     given = {a.name: a.default_value for a in arguments if a.has_default_value()}
-    given |= dict(zip((a.name for a in arguments), node.args, strict=False)) | dict(node.kwargs)
+    given |= dict(zip((a.name for a in arguments), args, strict=False)) | dict(kwargs)
     return any(given.get(name) is False for name in _SWITCHES) or any(given.get(name) == 0 for name in _SHARES)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .. import _torch
+from ..check.validate import drops_nothing
 from .record import Meta
 
 T = torch.Tensor
@@ -20,14 +21,16 @@ T = torch.Tensor
 class Results:
     """Types of the results of a call.
 
-    `kind` makes the container they come in, None for a single tensor; `aliases` says for each which argument it is a
-    view of, or -1; `same` is the argument that is returned as it is, or -1.
+    `kind` makes the container they come in, None for a single tensor, and `places` says where in it they are; `aliases`
+    says for each which argument it is a view of, or -1; `same` is the argument that is returned as it is, or -1.
     """
 
-    __slots__ = ("aliases", "kind", "metas", "same")
+    __slots__ = ("aliases", "kind", "metas", "places", "same")
 
-    def __init__(self, kind: Any, metas: list[Meta], aliases: list[int], same: int) -> None:
-        self.kind, self.metas, self.aliases, self.same = kind, metas, aliases, same
+    def __init__(
+        self, kind: Any, metas: list[Meta], aliases: list[int], same: int, places: Sequence[int] = (-1,)
+    ) -> None:
+        self.kind, self.metas, self.aliases, self.same, self.places = kind, metas, aliases, same, places
 
 
 class _Unfit(Exception):
@@ -105,7 +108,9 @@ def mapped(x: Any, fn: Callable[[Any], Any]) -> Any:
 
 def _fit(op: Any, args: Any, kwargs: Any, inputs: Any) -> None:
     schema = op._schema
-    if torch.Tag.nondeterministic_seeded in op.tags or op.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
+    if op.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
+        raise _Unfit
+    if torch.Tag.nondeterministic_seeded in op.tags and not drops_nothing(op, args, kwargs):
         raise _Unfit
     if not schema.is_mutable:
         return
@@ -122,9 +127,12 @@ def _read(result: Any, fakes: list[Any], inputs: Any) -> Results | None:
         for i, f in enumerate(fakes):
             if result is f:
                 return Results(None, [], [], i)
-        flat, kind = [result], None
-    elif isinstance(result, (tuple, list)) and result and all(isinstance(t, T) for t in result):
-        flat, kind = list(result), _kind_of(result)
+        flat, kind, places = [result], None, [-1]
+    elif isinstance(result, (tuple, list)) and any(isinstance(t, T) for t in result):
+        places = [i for i, t in enumerate(result) if t is not None]
+        flat, kind = [result[i] for i in places], _kind_of(result, places)
+        if not all(isinstance(t, T) for t in flat):
+            return None
     else:
         return None
     aliases = []
@@ -138,11 +146,18 @@ def _read(result: Any, fakes: list[Any], inputs: Any) -> Results | None:
             return None  # results that share memory among themselves
         memory.append(own)
         aliases.append(at)
-    return Results(kind, [Meta.of(t) for t in flat], aliases, -1)
+    return Results(kind, [Meta.of(t) for t in flat], aliases, -1, places)
 
 
-def _kind_of(result: Any) -> Callable[[Any], Any]:
-    kind = type(result)
-    if kind in (tuple, list):
-        return kind
-    return lambda items: kind(tuple(items))  # torch.return_types.topk
+def _kind_of(result: Any, places: Sequence[int]) -> Callable[[Any], Any]:
+    kind, length = type(result), len(result)
+    make = kind if kind in (tuple, list) else lambda items: kind(tuple(items))  # torch.return_types.topk
+    if len(places) == length:
+        return make
+
+    def with_nones(items: Any) -> Any:
+        """Such as weights of an attention that nobody asked for."""
+        given = dict(zip(places, items, strict=True))
+        return make([given.get(i) for i in range(length)])
+
+    return with_nones

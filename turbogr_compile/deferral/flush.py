@@ -103,9 +103,15 @@ def _numbers(values: Sequence[Value]) -> list[Value]:
     return [v.base for v in values if not v.base.meta.shape and not v.base.alone]
 
 
+def _is_raw(value: Value) -> bool:
+    """Rows for which most of a model runs: neither a mask beside them nor a number."""
+    model = value.node.model
+    return model is not None and bool(value.meta.shape) and value.index not in model.light
+
+
 def _siblings(bases: Sequence[Value], depending: Sequence[Value]) -> list[Value]:
     """Other outputs of a model call of which one is wanted as it is: the whole call runs for it, and would again."""
-    calls = {n.order for v in bases if (n := v.node).model is not None}
+    calls = {v.node.order for v in bases if _is_raw(v)}
     found = [v for v in depending if v.node.order in calls and all(v is not b for b in bases)] if calls else []
     return liveness.may_be_read(found)
 
@@ -140,7 +146,7 @@ def _run(chosen: list[Value], calls: list[Node], depending: list[Value], last: b
     if len(plan.models) != len(calls):  # a number of these calls hangs on others, too
         depending = _depending(plan.models)
     for n in plan.models:
-        n.model.read(n, any(v.node is n for v in chosen))
+        n.model.read(n, any(v.node is n and _is_raw(v) for v in chosen))
     # Inputs are there: what nobody can ask for again lets go of old parameters before kernels touch their memory.
     results = _compute(plan, (lambda: _let_go(plan, chosen, depending)) if last else lambda: None)
     for value, result in zip(chosen, results, strict=True):

@@ -103,6 +103,7 @@ class ModelGraph:
         self.names = [n.name for n in module.graph.find_nodes(op="placeholder")]
         self.symbols, self.size_inputs = _symbols(module)
         self.outputs = _outputs(module)
+        self.light = _light(module)  # outputs that no parameter has a part in
         shapes = [what[0] for kind, what in self.outputs if kind == "tensor"]
         self.fixed_sizes = {size for shape in shapes for size in shape if isinstance(size, int)}
         self.module = _bare_copy(module)
@@ -321,6 +322,19 @@ def _outputs(module: fx.GraphModule) -> list[tuple[str, Any]]:
         else:
             raise MayNotWait(f"an output is a {type(value).__name__}")
     return found
+
+
+def _light(module: fx.GraphModule) -> set[int]:
+    trained: set[fx.Node] = set()
+    for node in module.graph.nodes:
+        value = node.meta.get("example_value")
+        if node.op == "placeholder":
+            if isinstance(value, T) and value.requires_grad:
+                trained.add(node)
+        elif node.op == "get_attr" or any(n in trained for n in node.all_input_nodes):
+            trained.add(node)
+    (output,) = module.graph.find_nodes(op="output")
+    return {i for i, n in enumerate(output.args[0]) if isinstance(n, fx.Node) and n not in trained}
 
 
 def _formula(size: Any) -> Any:

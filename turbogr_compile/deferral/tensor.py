@@ -32,10 +32,12 @@ class Deferred(torch.Tensor):
     adopted: Any = None  # the place in autograd's graph that somebody else gave it
 
     @classmethod
+    @_torch.untraced
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _called(func, args, kwargs or {})
 
     @classmethod
+    @_torch.untraced
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Code out of sight of __torch_function__: C++, transforms. Autograd is above us, and has our links."""
         args, kwargs = pytree.tree_map(_detached_value, (args, kwargs or {}))
@@ -234,8 +236,9 @@ def _eager(func: Any, args: Any, kwargs: Any) -> Any:
     """On what is computed, the function itself."""
     deferred = [x for x in tensors_of((args, kwargs)) if type(x) is Deferred]
     waiting = [x.value for x in deferred if pending(x)]
-    if waiting and _writes(func, kwargs):
-        for n in above(waiting):
+    into = [x.value for x in tensors_of(kwargs.get("out", args[:1])) if pending(x)]
+    if into and _writes(func, kwargs):
+        for n in above(into):
             if n.model is not None:
                 n.model.written()
     realize(waiting)
@@ -346,7 +349,7 @@ def _record(func: Any, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
     made = []
     for i, meta in enumerate(found.metas):
         at = found.aliases[i]
-        value = Value(node, -1 if found.kind is None else i, meta, tensors[at].value if at >= 0 else None)
+        value = Value(node, found.places[i], meta, tensors[at].value if at >= 0 else None)
         node.values.append(value)
         made.append(tensor_for(value))
     return made[0] if found.kind is None else found.kind(made)

@@ -54,7 +54,7 @@ def step_waited(run: GraphRun | None, waited: str, padded: costs.Cost) -> None:
 
 
 def _trained(run: GraphRun) -> bool:
-    return any(n.meta.get(TRAINABLE) for n in run.graph.find_nodes(op="placeholder"))
+    return any(n.meta.get(TRAINABLE) and n.users for n in run.graph.find_nodes(op="placeholder"))
 
 
 def _without_elements(run: GraphRun) -> bool:
