@@ -20,6 +20,7 @@ from torch import fx
 
 from .. import _torch
 from ..errors import TurbogrError
+from ..graph.provenance import short_path
 from ..pipeline.remarks import warn
 from ..show.console import WAITED
 from .record import LateRead, Node, Source, Value, above
@@ -402,7 +403,7 @@ def where(node: Node) -> str:
     if node.line is None:
         return "?"
     code, line = node.line
-    return f"{code.co_filename}:{line}"
+    return f"{short_path(code.co_filename)}:{line}"
 
 
 def text_of(line: Any) -> str:
