@@ -60,7 +60,8 @@ def compile_graph(options: Options, module: fx.GraphModule, inputs: Sequence[Any
 
     if not options.deferral:
         return compile_step(module, inputs)
-    return deferred(module, inputs, compile_step, always=options.deferral == "always")
+    keeps = not find_target(options.target).static_shapes
+    return deferred(module, inputs, compile_step, always=options.deferral == "always", keeps=keeps)
 
 
 class Compilation:

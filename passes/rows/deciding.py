@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from .attending import Attention
-from .calls import arg, op
+from .calls import arg, op, operand, piece_of
 from .meaning import Within
 from .moves import Move
 from .pooling import MaskedSoftmax, Pooled
@@ -100,11 +100,19 @@ class Picks:
     move: Move
 
 
+@dataclass(frozen=True)
+class Leaves:
+    """Rows of a value that are computed for others, for whoever reads them after the step; or where they are."""
+
+    source: fx.Node
+    place: int
+
+
 class Fills:
     """A constant in the shape of a value that need not be there."""
 
 
-Decision = OnRows | AttendsAll | Loses | Keeps | Pools | Sums | Picks | Fills
+Decision = OnRows | AttendsAll | Loses | Keeps | Leaves | Pools | Sums | Picks | Fills
 
 
 def decided(an: DemandAnalysis) -> dict[fx.Node, Decision]:
@@ -155,6 +163,10 @@ def _dense(an: DemandAnalysis, node: fx.Node, found: dict[fx.Node, Decision]) ->
     kept = an.kept_rows(node)
     if kept is not None:
         return kept
+    if an.leaves_rows(node):
+        source, place = operand(operand(node)), piece_of(node)
+        some = isinstance(found.get(source), OnRows) or source not in an.wanted
+        return Leaves(source, place) if some else None
     if node in an.pooled:
         return Pools(an.pooled[node])
     if an.sums_columns(node):

@@ -217,8 +217,8 @@ class DemandAnalysis:
             self._everything(u)
             return
         rules = (
-            self._pairs, self._attention, self._loss, self._kept, self._jagged, self._softmax, self._pool, self._move,
-            self._span, self._hidden,
+            self._left, self._pairs, self._attention, self._loss, self._kept, self._jagged, self._softmax, self._pool,
+            self._move, self._span, self._hidden,
         )  # fmt: skip
         if any(rule(u, d) for rule in rules):
             return
@@ -384,6 +384,15 @@ class DemandAnalysis:
         if value.dtype.is_floating_point or set(self.typing.flat(target)) != set(space.axes):
             return None
         return self.rows_where(space, [Predicate(self.meanings.root(target), arg(u, "ignore_index"), False)])
+
+    def _left(self, u: fx.Node, d: Wanted) -> bool:
+        """What is left for later readers asks for nothing."""
+        if self.leaves_rows(u):
+            self.wanted[operand(u)] = ALL  # to be visited
+        return self.leaves_rows(u) or op(u) == "turbogr::keep_rows"
+
+    def leaves_rows(self, u: fx.Node) -> bool:
+        return op(u) == "getitem" and op(u.args[0]) == "turbogr::keep_rows"
 
     def _kept(self, u: fx.Node, d: Wanted) -> bool:
         """x[mask] reads the rows of the mask, and so does what packs rows by hand."""

@@ -12,6 +12,7 @@ graph itself, measured by running that graph with the last bit of every intermed
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ class Comparison:
         self.written = [any(n in _torch.mutated_arguments(user) for user in n.users) for n in placeholders]
         (output,) = graph.find_nodes(op="output")
         self.outputs = [_describe(i, n) for i, n in enumerate(_listed(output.args[0]))]
+        self.compared = [not _is_left(n) for n in _listed(output.args[0])]
 
     def differences(self, inputs: Sequence[Any], *, made_up: bool = False) -> list[str]:
         """What differs, in words; empty when nothing does. Raises Unprovable where the rewritten graph refuses.
@@ -127,7 +129,8 @@ class Comparison:
         # In-place writes do not go to leaves.
         passed = [x.clone() if w and _requires_grad(x) else x for x, w in zip(leaves, self.written, strict=True)]
         outputs = _listed(run(*passed))
-        values = [Result(what, x) for what, x in zip(self.outputs, outputs, strict=True)]
+        every = zip(self.outputs, outputs, self.compared, strict=True)
+        values = [Result(what, x) for what, x, compared in every if compared]
         values += [
             Result(f"what is left in input {n}", x)
             for n, x, w in zip(self.names, passed, self.written, strict=True) if w
@@ -148,6 +151,12 @@ def _listed(result: Any) -> list[Any]:
 def _describe(i: int, node: Any) -> str:
     line = line_of(node) if isinstance(node, fx.Node) else None
     return f"output {i}" + (f" ({line})" if line is not None else "")
+
+
+def _is_left(node: Any) -> bool:
+    """Rows that are left for later readers are those that a graph happens to compute."""
+    source = node.args[0] if isinstance(node, fx.Node) and node.target is operator.getitem else None
+    return isinstance(source, fx.Node) and source.target is torch.ops.turbogr.keep_rows.default
 
 
 def _requires_grad(x: Any) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .. import _torch
-from . import liveness
+from . import kept, liveness
 from .record import LOCK, WAITING, Node, Source, Value, above
 from .step import Plan, where
 
@@ -35,6 +35,9 @@ def realize(values: Sequence[Value]) -> None:
         bases = _distinct(v.base for v in todo)
         calls = _calls(bases)
         depending = _depending(calls)
+        if _served(bases, depending):
+            _settle()
+            return
         together = _distinct([*bases, *_numbers(depending), *_siblings(bases, depending), *_kept_of_once(calls)])
         besides = together[len(bases) :]
         try:
@@ -57,7 +60,8 @@ def look(value: Value) -> torch.Tensor:
         if value.real is not None:
             return value.real
         if value.seen is None:
-            (result,) = _compute(Plan([value]))
+            served = kept.computed([value], _recomputed)
+            (result,) = _recomputed([value]) if served is None else served
             value.seen = result.detach()
         return value.seen
 
@@ -72,6 +76,29 @@ def compute(values: Sequence[Value]) -> list[Any]:
         found = dict(zip(map(id, waiting), _compute(Plan(waiting)), strict=True)) if waiting else {}
         computed = [(v.edge if v.real is not None else found[id(v)]) for v in values]
         return [c if not isinstance(c, torch.Tensor) or c.requires_grad else None for c in computed]
+
+
+def _served(bases: list[Value], depending: list[Value]) -> bool:
+    """Made these from rows that a step has kept, and with them the numbers that wait."""
+    if any(v.meta.requires_grad for v in bases):
+        return False
+    chosen = _distinct([*bases, *(v for v in _numbers(depending) if not v.meta.requires_grad)])
+    nodes = above(chosen)
+    results = kept.computed(chosen, _recomputed)
+    if results is None:
+        return False
+    for value, result in zip(chosen, results, strict=True):
+        value.becomes(_as_promised(value, result))
+    _let_go(nodes, chosen, depending)
+    return True
+
+
+def _recomputed(values: Sequence[Value]) -> list[torch.Tensor]:
+    """A step may have run: what it left out, or did not keep, is computed for this."""
+    for n in _calls(values):
+        if n.ran:
+            n.model.read_late()
+    return _compute(Plan(values))
 
 
 def apart() -> Any:
@@ -142,20 +169,25 @@ def _add_note(error: Exception, text: str) -> None:
 
 
 def _run(chosen: list[Value], calls: list[Node], depending: list[Value], last: bool) -> None:
-    plan = Plan(chosen)
-    if len(plan.models) != len(calls):  # a number of these calls hangs on others, too
-        depending = _depending(plan.models)
-    for n in plan.models:
+    nodes = above(chosen)
+    models = [n for n in nodes if n.model is not None]
+    if len(models) != len(calls):  # a number of these calls hangs on others, too
+        depending = _depending(models)
+    for n in models:
         n.model.read(n, any(v.node is n and _is_raw(v) for v in chosen))
+        if n.ran and not any(v.meta.requires_grad for v in chosen):
+            n.model.read_late()
+    plan = Plan(chosen, kept.leaves_of(chosen, nodes, depending))
     # Inputs are there: what nobody can ask for again lets go of old parameters before kernels touch their memory.
-    results = _compute(plan, (lambda: _let_go(plan, chosen, depending)) if last else lambda: None)
-    for value, result in zip(chosen, results, strict=True):
+    results = _compute(plan, (lambda: _let_go(nodes, chosen, depending)) if last else lambda: None)
+    kept.keep(plan.leaves, results[len(chosen) :])
+    for value, result in zip(chosen, results, strict=False):
         value.becomes(_as_promised(value, result))
     if not last:
-        _let_go(plan, chosen, depending)
+        _let_go(nodes, chosen, depending)
 
 
-def _let_go(plan: Plan, chosen: list[Value], depending: list[Value]) -> None:
+def _let_go(nodes: Sequence[Node], chosen: list[Value], depending: list[Value]) -> None:
     """Model calls that nobody can ask for again give up what they keep alive, parameters above all."""
     mine = {id(v) for v in chosen}
     others = [v for v in depending if v.waits and id(v.base) not in mine]  # views of the chosen come from these
@@ -165,7 +197,7 @@ def _let_go(plan: Plan, chosen: list[Value], depending: list[Value]) -> None:
             WAITING.pop(id(v), None)
     again = {n.order for n in above(living)}
     used = {n.order for n in above([v for v in list(WAITING.values()) if id(v) not in mine])}
-    for n in plan.nodes:
+    for n in nodes:
         if n.order not in (again if n.model is not None else used):
             n.give_up("though no variable that may still be read had it")
 

@@ -28,6 +28,8 @@ from .tensor import Deferred, kept_of, line_of_user, pending, real_of, tensor_fo
 T = torch.Tensor
 _serial = itertools.count()
 GRAPHS: weakref.WeakSet[ModelGraph] = weakref.WeakSet()  # Dynamo's code owns them
+KEEPS_FOR = 16  # calls whose rows are kept after somebody has read rows late
+MISSES = 3  # reads in a row that kept rows were not enough for
 BUDGET = 1 << 32  # bytes of parameters whose old values may be kept for a late reader
 _NO_GRAD = (
     "calls under no_grad are not deferred; options={'deferral': 'always'} defers them too, which pays where only few "
@@ -40,11 +42,11 @@ class MayNotWait(Exception):
 
 
 def deferred(
-    module: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, always: bool = False
+    module: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, *, always: bool = False, keeps: bool = False
 ) -> Callable[..., Any]:
     """A function for Dynamo that records calls of the graph, or the compiled graph where it may not wait.
 
-    `always`: without gradients, too.
+    `always`: without gradients, too. `keeps`: the target may leave rows for late readers.
     """
     teach_dynamo()
     rows = _rows(module)
@@ -52,7 +54,7 @@ def deferred(
     # A step that returns its loss has no rows to leave out; without gradients, what is returned is what was wanted.
     if goes_on or any(always or v.requires_grad for v in rows):
         try:
-            return ModelGraph(module, inputs, compiler, always)
+            return ModelGraph(module, inputs, compiler, always, keeps)
         except (MayNotWait, CannotCapture) as refusal:
             if not quiet():
                 warn(f"this graph is computed at its call, not deferred: {_first_line(refusal)}")
@@ -96,9 +98,12 @@ def stand_in(x: Deferred) -> torch.Tensor:
 class ModelGraph:
     """One graph of Dynamo's. Nothing is compiled before results of it are needed."""
 
-    def __init__(self, module: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, always: bool) -> None:
+    def __init__(
+        self, module: fx.GraphModule, inputs: Sequence[Any], compiler: Compiler, always: bool, keeps: bool
+    ) -> None:
         self.serial = next(_serial)
-        self.always = always
+        self.always, self.keeps = always, keeps
+        self.keeping = self.misses = 0  # calls whose rows are still to be kept; reads that they were not enough for
         self.random, self.acts = _checked(module, inputs)
         self.names = [n.name for n in module.graph.find_nodes(op="placeholder")]
         self.symbols, self.size_inputs = _symbols(module)
@@ -210,6 +215,16 @@ class ModelGraph:
         """A call is computed; `raw` where an output is wanted as it is."""
         if not node.ran:
             self.read_raw = self.read_raw + 1 if raw else 0
+
+    def read_late(self) -> None:
+        """Rows were read after a step that had computed most of them: the next steps keep theirs."""
+        if self.keeps and not self.once:
+            self.keeping = KEEPS_FOR
+
+    def read_kept(self, enough: bool) -> None:
+        self.misses = 0 if enough else self.misses + 1
+        if self.misses == MISSES:
+            self.keeps, self.keeping = False, 0
 
     def written(self) -> None:
         """An output was written to: it is needed as it is, and will be again."""

@@ -146,6 +146,7 @@ class Value:
         "alone",
         "edge",
         "index",
+        "kept",
         "link",
         "maker",
         "meta",
@@ -161,6 +162,7 @@ class Value:
         self.alias = alias  # eager's result would share this one's memory
         self.alone = False  # not to be computed along with others
         self.real: torch.Tensor | None = None
+        self.kept: Node | None = None  # makes it from rows that a step has computed, where these are enough
         self.edge: Any = None  # the place in autograd's graph that `real` had before anybody wrote to it
         self.seen: torch.Tensor | None = None  # its numbers, for those who only look: memory that nobody else has
         self.tensor: Any = _nothing  # weak: what stands for it in user code
@@ -188,7 +190,7 @@ class Value:
 
     def becomes(self, real: torch.Tensor) -> None:
         """Computed: from now on an ordinary tensor, which keeps nothing of the record alive."""
-        self.real, self.seen, self.maker, self.alias = real, None, None, None
+        self.real, self.seen, self.maker, self.alias, self.kept = real, None, None, None, None
         if real.requires_grad:
             self.edge = torch.autograd.graph.get_gradient_edge(real)
         WAITING.pop(id(self), None)
@@ -237,7 +239,7 @@ class Node:
                  "modes", "number", "order", "ran", "seed", "sizes", "sources", "token", "values")  # fmt: skip
 
     def __init__(self, func: Any, given: Kept, modes: Modes, line: Any, model: Any = None) -> None:
-        self.order = next(_order)
+        self.order: float = next(_order)
         self.func, self.modes, self.line = func, modes, line
         self.model = model  # whose graph it is a call of
         self.args, self.kwargs = given.args, given.kwargs
@@ -342,7 +344,7 @@ def _add_tensors(x: Any, found: list[Any]) -> None:
 
 def above(values: Sequence[Value]) -> list[Node]:
     """Everything that these are computed from, up to values that are there, in the order of recording."""
-    seen: dict[int, Node] = {}
+    seen: dict[float, Node] = {}
     todo = [v.maker for v in values]
     while todo:
         node = todo.pop()

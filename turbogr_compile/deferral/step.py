@@ -31,10 +31,13 @@ _TOO_MANY = 12  # programs of one structure: whatever changes between steps cann
 
 
 class Plan:
-    """What to compute: nodes, the tensors from outside they read, and all numbers among their arguments."""
+    """What to compute: nodes, the tensors from outside they read, and all numbers among their arguments.
 
-    def __init__(self, wanted: Sequence[Value]) -> None:
-        self.wanted, self.nodes = list(wanted), above(wanted)
+    Of the values in `leaves`, rows that are computed anyway are returned, too, and where they are.
+    """
+
+    def __init__(self, wanted: Sequence[Value], leaves: Sequence[Value] = ()) -> None:
+        self.wanted, self.leaves, self.nodes = list(wanted), list(leaves), above(wanted)
         self.place = {n.order: i for i, n in enumerate(self.nodes)}
         self.sources: list[Source] = []
         self.numbers: list[int] = []
@@ -46,13 +49,14 @@ class Plan:
         self.exact = (
             tuple([(n.kind, *map(self._wire, n.inputs), *map(self._slot, n.sources)) for n in self.nodes]),
             tuple([self._wire(v) for v in self.wanted]),
+            tuple([self._wire(v) for v in self.leaves]),
         )
 
     @cached_property
     def structure(self) -> Any:
         """Calls and who their tensors are, without numbers, which are gathered, and without sizes."""
         calls = tuple(self._call(node) for node in self.nodes)
-        return calls, tuple(self._wire(v) for v in self.wanted)
+        return calls, tuple(self._wire(v) for v in self.wanted), tuple(self._wire(v) for v in self.leaves)
 
     @cached_property
     def models(self) -> list[Node]:
@@ -148,6 +152,7 @@ class Program:
     """A plan, compiled."""
 
     def __init__(self, plan: Plan, values: list[Any], before: list[Program], compiler: Compiler) -> None:
+        self.trusted = False  # its results from kept rows were compared with those of the whole model
         self.sizes = [tuple(v.shape) for v in values]
         self.numbers = tuple(plan.numbers)
         self.changing = self._changing_numbers(plan, before)
@@ -218,7 +223,7 @@ def _compiled(compiler: Compiler, module: fx.GraphModule, fakes: list[Any], plan
 
 
 def _open_sizes(plan: Plan) -> set[int]:
-    return {size for n in plan.models for size in n.sizes}
+    return {size for n in plan.nodes for size in n.sizes}
 
 
 def are_plain(plan: Plan) -> bool:
@@ -262,15 +267,21 @@ class _Writer:
         self.results: list[Any] = []
         self.grad, self.autocast = plan.grad, None
         self.entered: Any = None
-        calls, outputs = plan.structure
+        calls, outputs, leaves = plan.structure
         for node, call in zip(plan.nodes, calls, strict=True):
             self._modes(node)
             self._write(node, call)
         self._switch_autocast(None)
         self._switch_grad(plan.grad)
-        self.graph.output(tuple(self.results[i][k] for i, k in outputs))
+        left = [self._left(self.results[i][k]) for i, k in leaves]
+        self.graph.output(tuple([*(self.results[i][k] for i, k in outputs), *(x for pair in left for x in pair)]))
         self.module.graph = self.graph
         self.module.meta[WAITED] = _in_words(plan)
+
+    def _left(self, value: fx.Node) -> list[fx.Node]:
+        pair = self.graph.call_function(torch.ops.turbogr.keep_rows.default, (value,))
+        pair.meta["stack_trace"] = value.meta.get("stack_trace", "")
+        return [self.graph.call_function(operator.getitem, (pair, i)) for i in (0, 1)]
 
     def _names(self) -> dict[int, str]:
         """Dynamo's names for what model graphs read, by which people know their parameters."""
@@ -393,6 +404,8 @@ def _attribute(module: Any, path: str) -> Any:
 
 
 def _in_words(plan: Plan) -> str:
+    if not plan.models:
+        return ""
     calls = list(dict.fromkeys(where(n) for n in plan.models))
     after = len(plan.nodes) - len(plan.models)
     models = f"the model called at {calls[0]}" + (f" and {len(calls) - 1} more" if calls[1:] else "")

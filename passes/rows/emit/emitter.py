@@ -19,6 +19,7 @@ from ..deciding import (
     Fills,
     Given,
     Keeps,
+    Leaves,
     Loses,
     Moves,
     OnRows,
@@ -81,6 +82,8 @@ class Emitter(Values):
     def _visit(self, node: fx.Node) -> None:
         if node.op != "output" and node not in self.an.wanted and not node.is_impure():
             return
+        if op(node) == "turbogr::keep_rows" and node.args[0] in self.homes:
+            return  # what is read of it is made from packed rows
         decision = self.an.decisions.get(node)
         if isinstance(decision, OnRows):
             chosen = self.set_of(decision.space, decision.rows, exact=isinstance(decision, Given))
@@ -116,6 +119,8 @@ class Emitter(Values):
                 return self.padded(self._attention(a, self.set_of(a.queries, None)), node, a.queries)
             case Loses():
                 return exits.loss(self, node, decision)
+            case Leaves():
+                return exits.left(self, decision)
             case Keeps():
                 self.seen_sizes.append(node)
                 return exits.kept(self, node, decision)

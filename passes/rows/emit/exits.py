@@ -9,10 +9,10 @@ from torch import fx
 
 from ....graph.nodes import tensor
 from ..calls import LIKE, arg, is_tensor, op, product, rank_of, reduced_dims, shape, value_of
-from ..deciding import Keeps, Loses, Sums
+from ..deciding import Keeps, Leaves, Loses, Sums
 from ..ops.losses import classes_second
 from ..pooling import Pooled
-from ..program import RowSet
+from ..program import Rows, RowSet
 from ..spaces import Space
 from .values import Values
 
@@ -32,6 +32,25 @@ def kept(e: Values, n: fx.Node, decision: Keeps) -> fx.Node:
     x = e.packed(decision.source, e.set_of(decision.space, decision.rows, exact=True))
     features = shape(n)[1:]  # without a dim of size one that rows have
     return x if e.kept_sizes(decision.source, decision.space.axes) == features else e.reshape(x, [-1, *features])
+
+
+def left(e: Values, decision: Leaves) -> fx.Node:
+    """Rows that a value lives on, without gradients, or for each row where it is among them: -1 where it is not."""
+    source, chosen = decision.source, e.homes.get(decision.source)
+    if decision.place == 0:
+        if chosen is not None:
+            return e.call(aten.detach.default, e.packed(source, chosen))
+        value = value_of(source)
+        return e.call(aten.full.default, [1, e.size(shape(source)[-1])], 0, dtype=value.dtype, device=value.device)
+    leading = shape(source)[: rank_of(source) - (len(e.kept(source, chosen.space.axes)) if chosen is not None else 1)]
+    rows_first = chosen is not None and e.typing.flat(source)[: len(chosen.space.axes)] == list(chosen.space.axes)
+
+    def recipe(r: Rows) -> torch.Tensor:
+        places = r.places(chosen) if chosen is not None and rows_first else None
+        sizes = [r.batch.number(s) for s in leading]
+        return places.view(sizes) if places is not None else torch.full(sizes, -1)
+
+    return e.input("kept", ("kept", source), [e.fake_size(s) for s in leading], recipe)
 
 
 def loss(e: Values, n: fx.Node, decision: Loses) -> fx.Node:

@@ -45,6 +45,19 @@ def _embedding_reads(m: Moves, n: fx.Node) -> Move | None:
     return moves.numbered(m, n) if len(n.args) == 2 and not n.kwargs else None
 
 
+def _kept_rows(t: Typing, n: fx.Node) -> Dims:
+    return [*t.dims(n.args[1]), *t.dims(n.args[0])[1:]]
+
+
+def _kept_rows_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
+    return None if r.free(n.args[0], s) else "rows looked up by rows"
+
+
+def _kept_rows_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
+    """Rows that nobody reads need not be there."""
+    return e.again(n, where=e.packed(n.args[1], chosen))
+
+
 def _one_hot(t: Typing, n: fx.Node) -> Dims:
     return [*t.dims(n.args[0]), t.axes.fresh(shape(n)[-1])]
 
@@ -184,6 +197,8 @@ def _index_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
 
 row_op("embedding", models=("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse"),
        axes=_embedding, mixes=_embedding_mixes, reads=_embedding_reads, packed=_embedding_packed)  # fmt: skip
+row_op("turbogr::kept_rows", models=("rows", "where"), axes=_kept_rows, mixes=_kept_rows_mixes,
+       packed=_kept_rows_packed)  # fmt: skip
 row_op("one_hot", models=("self", "num_classes"), axes=_one_hot, mixes=_one_hot_mixes, packed=_one_hot_packed)
 row_op("bucketize.Tensor", models=("self", "boundaries", "out_int32", "right"),
        axes=same_dims, mixes=_searched_mixes, packed=first_packed)  # fmt: skip
