@@ -109,7 +109,8 @@ class Compilation:
             return module.forward if refusal.id in VERSIONED else self._lower_refused(module, inputs)
         waited = module.meta.get(WAITED, "")
         padded = cost(captured.module.graph) if waited else None
-        run = self._run(Phase.PRE_GRAD, Role.CAPTURED, captured.module, inputs)
+        # A step that waited is compiled for inputs without data, and is judged by its batch all the same.
+        run = self._run(Phase.PRE_GRAD, Role.CAPTURED, captured.module, self.examples or inputs)
         if torch.is_grad_enabled():  # whoever evaluates may want every row
             nothing_packed(run)
         if padded is not None:

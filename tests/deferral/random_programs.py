@@ -235,6 +235,13 @@ class Writer:
         if r < 0.2 and len(self.names["r"]) > 1:
             self.names["r"].remove(rows)
             self.say(f"{rows} = None" if self.random.random() < 0.5 else f"del {rows}")
+        elif r < 0.3:
+            some = self.old("s") or rows
+            self.say(f"if {some}.sum() > {self.random.choice([-100, 0, 100])}:")
+            self.say(f"    seen.append({rows}[0].tolist())")
+            if self.random.random() < 0.5:
+                self.say("else:")
+                self.say(f"    seen.append({some}.detach().mean())")
         elif r < 0.4:
             self.say("try:")
             self.say(f"    seen.append(F.cross_entropy({rows}.view(-1, 7), y.view(-1) + 1000).item())")

@@ -98,6 +98,19 @@ def in_a_handler(called, step):
             assert logits.sum().item()
 
 
+def after_a_branch(called, step):
+    """The value is asked for by the jump itself."""
+    total = 0.0
+    for _ in range(2):
+        logits = called(IDS)
+        high = logits > 0
+        if not high.any():
+            continue
+        step()
+        total += high.sum().item() + logits.sum().item()
+    return total
+
+
 def through_locals(called, step):
     for _ in range(2):
         logits = called(IDS)
@@ -117,7 +130,7 @@ def output_that_others_have(called, step):
 
 
 DEAD, KEPT = (plain, flat_too, in_a_helper, model_output), (
-    read_later, in_a_list, in_a_closure, in_a_handler, through_locals, output_that_others_have,
+    read_later, in_a_list, in_a_closure, in_a_handler, after_a_branch, through_locals, output_that_others_have,
 )  # fmt: skip
 
 

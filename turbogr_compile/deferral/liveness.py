@@ -119,9 +119,11 @@ def _may_be_loaded(code: types.CodeType, at: int, name: str) -> bool:
     instructions = list(dis.get_instructions(code))
     places = {i.offset: k for k, i in enumerate(instructions)}
     handlers = dis._parse_exception_table(code)  # type: ignore[attr-defined]
-    todo, seen = [max(k for offset, k in places.items() if offset <= at) + 1], set()
-    # What the running call itself raises is caught in this frame.
-    todo += [places[h.target] for h in handlers if h.start <= at < h.end]
+    running = max(k for offset, k in places.items() if offset <= at)
+    # What the running call itself raises is caught in this frame; `if tensor:` runs in the jump, whose end is open.
+    todo, seen = [running + 1, *(places[h.target] for h in handlers if h.start <= at < h.end)], set()
+    if _jumps(instructions[running]):
+        todo.append(places[instructions[running].argval])
     while todo:
         k = todo.pop()
         if k in seen or k >= len(instructions):
@@ -135,11 +137,15 @@ def _may_be_loaded(code: types.CodeType, at: int, name: str) -> bool:
             continue
         if i.opname in ("CALL", "PRECALL", "CALL_FUNCTION_EX") and _may_ask_for_locals(code):
             return True
-        if i.opcode in dis.hasjrel or i.opcode in dis.hasjabs:
+        if _jumps(i):
             todo.append(places[i.argval])
         if i.opname not in _ENDS:
             todo.append(k + 1)
     return False
+
+
+def _jumps(instruction: dis.Instruction) -> bool:
+    return instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs
 
 
 def _may_ask_for_locals(code: types.CodeType) -> bool:
