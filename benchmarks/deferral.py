@@ -1,11 +1,15 @@
 """What deferral costs a step: a model whose loss is outside, against the same step compiled whole.
 
     python benchmarks/deferral.py [--steps 300] [--layers 2]
+    python benchmarks/deferral.py --late [--steps 50]
 
 Both run in one process and take turns; times are processor time of the thread, medians, in microseconds. The model is
 as small as can be, so that nothing hides the overhead; it does not grow with rows. Parts are told apart from outside:
 the call of the model (what Dynamo takes for its frame is measured with a backend that does nothing), the lines of the
 loss, and the backward, in which the step is put together and run.
+
+`--late`: a larger model, whose logits are read after the step for the number of right answers; against steps that
+compute it along with the loss. FLOPs and processor time.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections import defaultdict
+from collections.abc import Callable
 from time import thread_time as clock
 
 import torch
@@ -21,6 +26,7 @@ from measure import rotated
 from torch import Tensor, nn
 
 import turbogr_compile
+from turbogr_compile.testing import Flops
 
 ITEMS, DIM, WIDTH, LENGTHS = 50, 16, 12, (3, 9, 5, 2)
 Parts = dict[str, list[float]]
@@ -29,12 +35,12 @@ Parts = dict[str, list[float]]
 class Tower(nn.Module):
     """Thirty parameters with two layers."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, items: int = ITEMS, dim: int = DIM, width: int = WIDTH) -> None:
         super().__init__()
-        self.items, self.places = nn.Embedding(ITEMS, DIM, padding_idx=0), nn.Embedding(WIDTH, DIM)
-        layer = nn.TransformerEncoderLayer(DIM, 4, 2 * DIM, 0.0, batch_first=True, norm_first=True)
-        self.body = nn.TransformerEncoder(layer, layers, nn.LayerNorm(DIM), enable_nested_tensor=False)
-        self.head = nn.Linear(DIM, ITEMS)
+        self.items, self.places = nn.Embedding(items, dim, padding_idx=0), nn.Embedding(width, dim)
+        layer = nn.TransformerEncoderLayer(dim, 4, 2 * dim, 0.0, batch_first=True, norm_first=True)
+        self.body = nn.TransformerEncoder(layer, layers, nn.LayerNorm(dim), enable_nested_tensor=False)
+        self.head = nn.Linear(dim, items)
 
     def forward(self, ids: Tensor) -> Tensor:
         n = ids.shape[1]
@@ -43,10 +49,9 @@ class Tower(nn.Module):
         return self.head(self.body(x, mask=future, src_key_padding_mask=ids == 0))
 
 
-def batch() -> tuple[Tensor, Tensor]:
-    lengths = torch.tensor(LENGTHS)[:, None]
-    ids = torch.randint(1, ITEMS, (len(LENGTHS), WIDTH)) * (torch.arange(WIDTH) < lengths)
-    return ids, ids.roll(-1, 1) * (torch.arange(WIDTH) < lengths - 1)
+def batch(lengths: Tensor, items: int = ITEMS, width: int = WIDTH) -> tuple[Tensor, Tensor]:
+    ids = torch.randint(1, items, (len(lengths), width)) * (torch.arange(width) < lengths[:, None])
+    return ids, ids.roll(-1, 1) * (torch.arange(width) < lengths[:, None] - 1)
 
 
 def loss_of(logits: Tensor, target: Tensor) -> Tensor:
@@ -56,7 +61,7 @@ def loss_of(logits: Tensor, target: Tensor) -> Tensor:
 def measure(steps: int, layers: int) -> tuple[int, Parts]:
     torch.manual_seed(0)
     model = Tower(layers)
-    ids, target = batch()
+    ids, target = batch(torch.tensor(LENGTHS))
     options = {"target": "eager", "worth": "always"}
     whole = turbogr_compile.compile(lambda a, b: loss_of(model(a), b), deferral=False, **options)
     outside = turbogr_compile.compile(model, deferral=True, **options)
@@ -100,6 +105,50 @@ def measure(steps: int, layers: int) -> tuple[int, Parts]:
     return len(list(model.parameters())), parts
 
 
+def read_late(steps: int, layers: int) -> str:
+    """What it adds to a step that a metric is read after it, and not computed along with the loss."""
+    torch.manual_seed(0)
+    model, lengths = Tower(layers, 2000, 64, 64), torch.randint(5, 35, (32,))
+    ids, target = batch(lengths, 2000, 64)
+    called = turbogr_compile.compile(model, worth="always")
+
+    def right(logits: Tensor) -> Tensor:
+        return ((logits.argmax(-1) == target) & (target != 0)).sum()
+
+    def plain() -> None:
+        logits = called(ids)
+        loss_of(logits, target).backward()
+
+    def along() -> None:
+        logits = called(ids)
+        found = right(logits)
+        loss_of(logits, target).backward()
+        found.item()
+
+    def late() -> None:
+        logits = called(ids)
+        loss_of(logits, target).backward()
+        right(logits).item()
+
+    def measured(step: Callable[[], None]) -> tuple[float, int]:
+        for _ in range(6):  # compiled, validated, warm
+            step()
+        times = []
+        for _ in range(steps):
+            began = clock()
+            step()
+            times.append(clock() - began)
+        with Flops() as flops:
+            step()
+        model.zero_grad(set_to_none=True)
+        return statistics.median(times), flops.total
+
+    found = {"no metric": measured(plain), "computed along": measured(along), "read after the step": measured(late)}
+    seconds, flops = found["computed along"]
+    lines = [f"{name:20} {1e3 * t:7.2f} ms, {t / seconds:.3f}; FLOPs {n / flops:.3f}" for name, (t, n) in found.items()]
+    return "\n".join(lines)
+
+
 def table(parameters: int, parts: Parts) -> str:
     def us(name: str) -> float:
         return 1e6 * statistics.median(parts[name])
@@ -122,8 +171,12 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--steps", type=int, default=300)
     arguments.add_argument("--layers", type=int, default=2)
+    arguments.add_argument("--late", action="store_true", help="a metric that is read after the step")
     options = arguments.parse_args()
     torch.set_num_threads(1)
+    if options.late:
+        print(read_late(options.steps, options.layers))
+        return
     parameters, parts = measure(options.steps, options.layers)
     print(table(parameters, parts))
 
