@@ -225,7 +225,7 @@ def _settle() -> None:
 
 
 def _next_to_settle() -> Node | None:
-    found: dict[int, Node] = {}
+    found: dict[float, Node] = {}
     for v in list(WAITING.values()):
         for n in _waiting_above(v):
             if any(a.real is not None for a in n.inputs):
@@ -234,7 +234,7 @@ def _next_to_settle() -> Node | None:
 
 
 def _waiting_above(value: Value) -> list[Node]:
-    seen: dict[int, Node] = {}
+    seen: dict[float, Node] = {}
     todo = [value.maker] if value.waits else []
     while todo:
         node = todo.pop()

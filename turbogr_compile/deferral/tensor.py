@@ -38,7 +38,7 @@ class Deferred(torch.Tensor):
 
     @classmethod
     @_torch.untraced
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Code out of sight of __torch_function__: C++, transforms. Autograd is above us, and has our links."""
         args, kwargs = pytree.tree_map(_detached_value, (args, kwargs or {}))
         return func(*args, **kwargs)

@@ -55,7 +55,8 @@ def _kept_rows_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
 
 def _kept_rows_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     """Rows that nobody reads need not be there."""
-    return e.again(n, where=e.packed(n.args[1], chosen))
+    where: Any = n.args[1]
+    return e.again(n, where=e.packed(where, chosen))
 
 
 def _one_hot(t: Typing, n: fx.Node) -> Dims:
