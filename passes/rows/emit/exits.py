@@ -42,13 +42,16 @@ def left(e: Values, decision: Leaves) -> fx.Node:
             return e.call(aten.detach.default, e.packed(source, chosen))
         value = value_of(source)
         return e.call(aten.full.default, [1, e.size(shape(source)[-1])], 0, dtype=value.dtype, device=value.device)
-    leading = shape(source)[: rank_of(source) - (len(e.kept(source, chosen.space.axes)) if chosen is not None else 1)]
-    rows_first = chosen is not None and e.typing.flat(source)[: len(chosen.space.axes)] == list(chosen.space.axes)
+    features = len(e.kept(source, chosen.space.axes)) if chosen is not None else 1
+    leading = shape(source)[: rank_of(source) - features]
+    axes = tuple(a for dim in e.typing.atoms(source)[: len(leading)] for a in dim)
+    # An op along rows may run over more rows than are asked for: only what is asked for is right.
+    if chosen is not None and (chosen.terms != e.an.wanted.get(source) or axes != chosen.space.axes):
+        chosen = None
 
     def recipe(r: Rows) -> torch.Tensor:
-        places = r.places(chosen) if chosen is not None and rows_first else None
         sizes = [r.batch.number(s) for s in leading]
-        return places.view(sizes) if places is not None else torch.full(sizes, -1)
+        return r.places(chosen).view(sizes) if chosen is not None else torch.full(sizes, -1)
 
     return e.input("kept", ("kept", source), [e.fake_size(s) for s in leading], recipe)
 
