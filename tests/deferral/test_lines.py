@@ -103,6 +103,14 @@ def read_three_times(model):
     return model(IDS)
 
 
+def looked_at_in_many_ways(model):
+    for _ in range(3):
+        out = model(IDS)
+        for k in range(6):
+            (out.detach() * k).tolist()
+    return model(IDS)
+
+
 def written(model):
     model(IDS).mul_(2)
     return model(IDS)
@@ -113,6 +121,7 @@ CASES = [
     (checkpointed, Tower, "saved-tensor hooks"),
     (read_three_times, Tower, "no longer deferred"),
     (written, Tower, "no longer deferred"),
+    (looked_at_in_many_ways, Tower, "no longer deferred"),
     (plainly, Normed, "writes to its inputs"),
     (plainly, Picks, "depends on data"),
     (plainly, Views, "share memory"),

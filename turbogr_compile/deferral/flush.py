@@ -23,6 +23,7 @@ from .record import LOCK, WAITING, Node, Source, Value, above
 from .step import Plan, where
 
 READ_RAW = 3  # calls in a row whose outputs were read as they are: waiting gains nothing
+READ_APART = 4  # times that a call is computed for one thing and another, before its outputs are computed for all
 
 
 @torch.compiler.disable
@@ -37,6 +38,8 @@ def realize(values: Sequence[Value]) -> None:
         depending = _depending(calls)
         if _served(bases, depending):
             _settle()
+            return
+        if _read_apart(bases, calls):
             return
         together = _distinct([*bases, *_numbers(depending), *_siblings(bases, depending), *_kept_of_once(calls)])
         besides = together[len(bases) :]
@@ -61,6 +64,9 @@ def look(value: Value) -> torch.Tensor:
             return value.real
         if value.seen is None:
             served = kept.computed([value], _recomputed)
+            if served is None and _read_apart([value], _calls([value])):
+                assert value.real is not None
+                return value.real
             (result,) = _recomputed([value]) if served is None else served
             value.seen = result.detach()
         return value.seen
@@ -91,6 +97,18 @@ def _served(bases: list[Value], depending: list[Value]) -> bool:
         value.becomes(_as_promised(value, result))
     _let_go(nodes, chosen, depending)
     return True
+
+
+def _read_apart(values: Sequence[Value], calls: Sequence[Node]) -> bool:
+    """Is one thing and another read of a call, each for itself? Then its outputs are computed, and these from them."""
+    if any(v.meta.requires_grad for v in values):
+        return False
+    often = {n.order for n in calls if n.ran >= READ_APART and not n.model.trained}
+    outputs = [v for n in above(values) for v in n.inputs if v.waits and v.node.order in often] if often else []
+    if not outputs:
+        return False
+    realize(outputs)
+    return not any(v.waits for v in values)
 
 
 def _recomputed(values: Sequence[Value]) -> list[torch.Tensor]:
@@ -174,6 +192,7 @@ def _run(chosen: list[Value], calls: list[Node], depending: list[Value], last: b
     if len(models) != len(calls):  # a number of these calls hangs on others, too
         depending = _depending(models)
     for n in models:
+        n.model.trained |= any(v.meta.requires_grad and v.node is not n for v in chosen)
         n.model.read(n, any(v.node is n and _is_raw(v) for v in chosen))
         if n.ran and not any(v.meta.requires_grad for v in chosen):
             n.model.read_late()

@@ -116,6 +116,7 @@ class ModelGraph:
         self.kinds: dict[Any, _Kind] = {}
         self.calls = 0
         self.read_raw = 0  # calls in a row whose outputs were read as they are
+        self.trained = False  # something with gradients was computed from an output
         self.recent: list[weakref.ref[Node]] = []
         self.large = False
         self.never = ""  # why no call of it waits any more
@@ -213,8 +214,10 @@ class ModelGraph:
 
     def read(self, node: Node, raw: bool) -> None:
         """A call is computed; `raw` where an output is wanted as it is."""
-        if not node.ran:
-            self.read_raw = self.read_raw + 1 if raw else 0
+        if raw and not (node.ran and self.trained):
+            self.read_raw += 1
+        elif not node.ran:
+            self.read_raw = 0
 
     def read_late(self) -> None:
         """Rows were read after a step that had computed most of them: the next steps keep theirs."""
