@@ -1,7 +1,7 @@
 """Rows that a step has computed anyway, kept for whoever reads them after it.
 
-`keep_rows` marks a value in a step: of its rows are returned those that the step computes for its own sake. Packing
-carries it out; where nothing is packed, these are all rows. `kept_rows` is the value again, as far as it is there.
+`leave_rows` marks a value in a step: of its rows are returned those that the step computes for its own sake. Packing
+carries it out; where nothing is packed, these are all rows. `left_rows` is the value again, as far as it is there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class RowsMissing(RuntimeError):
 
 def keep(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows, and for each row of x where it is among them; -1 where it is not."""
-    require(x.dim() > 1, f"keep_rows: x must have rows and features, found a tensor of {x.dim()} dims")
+    require(x.dim() > 1, f"leave_rows: x must have rows and features, found a tensor of {x.dim()} dims")
     rows = x.detach().reshape(-1, x.shape[-1]).clone()
     return rows, torch.arange(rows.shape[0], device=x.device).view(x.shape[:-1])
 
@@ -40,7 +40,7 @@ def _keep_backward(ctx: Any, *grads: Any) -> None:
 
 def kept(rows: Tensor, where: Tensor) -> Tensor:
     """rows[where]."""
-    require_tensor(where, "kept_rows: where", where.dim(), torch.int64)
+    require_tensor(where, "left_rows: where", where.dim(), torch.int64)
     if where.numel() and int(where.min()) < 0:
         raise RowsMissing("a row is asked for that the step did not compute")
     return rows[where]
@@ -51,10 +51,10 @@ def _kept_fake(rows: Tensor, where: Tensor) -> Tensor:
 
 
 declare(
-    "keep_rows(Tensor x) -> (Tensor, Tensor)",
+    "leave_rows(Tensor x) -> (Tensor, Tensor)",
     reference=keep,
     fake=_keep_fake,
     backward=_keep_backward,
     save=_no_gradient,
 )
-declare("kept_rows(Tensor rows, Tensor where) -> Tensor", reference=kept, fake=_kept_fake)
+declare("left_rows(Tensor rows, Tensor where) -> Tensor", reference=kept, fake=_kept_fake)

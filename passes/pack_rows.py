@@ -193,7 +193,7 @@ def _packs(found: RowAnalysis) -> bool:
 
 def _pays(found: RowAnalysis, ctx: Context) -> bool:
     """Would the batch seen take less time packed, by the prices of option 'worth'?"""
-    if any(op(n) == "turbogr::kept_rows" for n in found.graph.nodes):
+    if any(op(n) == "turbogr::left_rows" for n in found.graph.nodes):
         return True  # rows that are not there cannot be read
     worth = getattr(ctx.options, "worth", None)
     with _torch.outside_compilation():

@@ -389,10 +389,10 @@ class DemandAnalysis:
         """What is left for later readers asks for nothing."""
         if self.leaves_rows(u):
             self.wanted[operand(u)] = ALL  # to be visited
-        return self.leaves_rows(u) or op(u) == "turbogr::keep_rows"
+        return self.leaves_rows(u) or op(u) == "turbogr::leave_rows"
 
     def leaves_rows(self, u: fx.Node) -> bool:
-        return op(u) == "getitem" and op(u.args[0]) == "turbogr::keep_rows"
+        return op(u) == "getitem" and op(u.args[0]) == "turbogr::leave_rows"
 
     def _kept(self, u: fx.Node, d: Wanted) -> bool:
         """x[mask] reads the rows of the mask, and so does what packs rows by hand."""

@@ -156,7 +156,7 @@ def _describe(i: int, node: Any) -> str:
 def _is_left(node: Any) -> bool:
     """Rows that are left for later readers are those that a graph happens to compute."""
     source = node.args[0] if isinstance(node, fx.Node) and node.target is operator.getitem else None
-    return isinstance(source, fx.Node) and source.target is torch.ops.turbogr.keep_rows.default
+    return isinstance(source, fx.Node) and source.target is torch.ops.turbogr.leave_rows.default
 
 
 def _requires_grad(x: Any) -> bool:

@@ -150,7 +150,7 @@ class Validation(Instrument):
             return Obstacle(f"{asked.spec} changes the numbers, as was asked for: {_NEVER}")
         if not self.outputs_compare:
             return Obstacle(f"padded_outputs is 'unspecified': {_NEVER}", hint="compile the loss too")
-        kept = graph.find_nodes(op="call_function", target=torch.ops.turbogr.kept_rows.default)
+        kept = graph.find_nodes(op="call_function", target=torch.ops.turbogr.left_rows.default)
         if kept:
             return Obstacle(f"rows that nobody reads are not there: {_NEVER}", kept[0])
         acting = next(filter(stand_ins.may_act, graph.nodes), None)

@@ -50,7 +50,7 @@ def keep(leaves: Sequence[Value], results: Sequence[torch.Tensor]) -> None:
     for value, rows, where in zip(leaves, results[::2], results[1::2], strict=True):
         made_by = value.node
         given = Kept((), {}, Source)
-        node = Node(torch.ops.turbogr.kept_rows.default, given, made_by.modes, made_by.line)
+        node = Node(torch.ops.turbogr.left_rows.default, given, made_by.modes, made_by.line)
         node.sources = [Source(rows.detach(), waits=False), Source(where, waits=False)]
         node.args = tuple(node.sources)
         node.order = made_by.order + (1 + value.index) / 4096  # where the model's call is in the record

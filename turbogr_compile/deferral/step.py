@@ -279,7 +279,7 @@ class _Writer:
         self.module.meta[WAITED] = _in_words(plan)
 
     def _left(self, value: fx.Node) -> list[fx.Node]:
-        pair = self.graph.call_function(torch.ops.turbogr.keep_rows.default, (value,))
+        pair = self.graph.call_function(torch.ops.turbogr.leave_rows.default, (value,))
         pair.meta["stack_trace"] = value.meta.get("stack_trace", "")
         return [self.graph.call_function(operator.getitem, (pair, i)) for i in (0, 1)]
 

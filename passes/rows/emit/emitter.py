@@ -82,7 +82,7 @@ class Emitter(Values):
     def _visit(self, node: fx.Node) -> None:
         if node.op != "output" and node not in self.an.wanted and not node.is_impure():
             return
-        if op(node) == "turbogr::keep_rows" and node.args[0] in self.homes:
+        if op(node) == "turbogr::leave_rows" and node.args[0] in self.homes:
             return  # what is read of it is made from packed rows
         decision = self.an.decisions.get(node)
         if isinstance(decision, OnRows):

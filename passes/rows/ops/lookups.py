@@ -45,15 +45,15 @@ def _embedding_reads(m: Moves, n: fx.Node) -> Move | None:
     return moves.numbered(m, n) if len(n.args) == 2 and not n.kwargs else None
 
 
-def _kept_rows(t: Typing, n: fx.Node) -> Dims:
+def _left_rows(t: Typing, n: fx.Node) -> Dims:
     return [*t.dims(n.args[1]), *t.dims(n.args[0])[1:]]
 
 
-def _kept_rows_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
+def _left_rows_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
     return None if r.free(n.args[0], s) else "rows looked up by rows"
 
 
-def _kept_rows_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
+def _left_rows_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     """Rows that nobody reads need not be there."""
     where: Any = n.args[1]
     return e.again(n, where=e.packed(where, chosen))
@@ -198,8 +198,8 @@ def _index_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
 
 row_op("embedding", models=("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse"),
        axes=_embedding, mixes=_embedding_mixes, reads=_embedding_reads, packed=_embedding_packed)  # fmt: skip
-row_op("turbogr::kept_rows", models=("rows", "where"), axes=_kept_rows, mixes=_kept_rows_mixes,
-       packed=_kept_rows_packed)  # fmt: skip
+row_op("turbogr::left_rows", models=("rows", "where"), axes=_left_rows, mixes=_left_rows_mixes,
+       packed=_left_rows_packed)  # fmt: skip
 row_op("one_hot", models=("self", "num_classes"), axes=_one_hot, mixes=_one_hot_mixes, packed=_one_hot_packed)
 row_op("bucketize.Tensor", models=("self", "boundaries", "out_int32", "right"),
        axes=same_dims, mixes=_searched_mixes, packed=first_packed)  # fmt: skip

@@ -46,7 +46,7 @@ def kept(change, road):
 
     def step(ids, target):
         z = change(model(ids))
-        rows, where = torch.ops.turbogr.keep_rows(z)
+        rows, where = torch.ops.turbogr.leave_rows(z)
         target = (target.T if change is time_first else target).flatten()
         return F.cross_entropy(z.flatten(0, -2), target, ignore_index=0), rows, where
 
@@ -80,7 +80,7 @@ def test_who_reads_others_is_told(road):
     rows, where, expected = kept(as_it_is, road)
 
     def right(rows, where, target, mask):
-        return ((torch.ops.turbogr.kept_rows(rows, where).argmax(-1) == target) & mask).sum()
+        return ((torch.ops.turbogr.left_rows(rows, where).argmax(-1) == target) & mask).sum()
 
     read = turbogr_compile.compile(right, **OPTIONS, **road)
     found = read(rows, where, TARGET, TARGET != 0)
