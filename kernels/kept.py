@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .declare import declare, require, require_tensor
+from .contract import INT64, Array, Contract
+from .declare import declare
 
 
 class RowsMissing(RuntimeError):
@@ -20,7 +21,6 @@ class RowsMissing(RuntimeError):
 
 def keep(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows, and for each row of x where it is among them; -1 where it is not."""
-    require(x.dim() > 1, f"leave_rows: x must have rows and features, found a tensor of {x.dim()} dims")
     rows = x.detach().reshape(-1, x.shape[-1]).clone()
     return rows, torch.arange(rows.shape[0], device=x.device).view(x.shape[:-1])
 
@@ -40,7 +40,6 @@ def _keep_backward(ctx: Any, *grads: Any) -> None:
 
 def kept(rows: Tensor, where: Tensor) -> Tensor:
     """rows[where]."""
-    require_tensor(where, "left_rows: where", where.dim(), torch.int64)
     if where.numel() and int(where.min()) < 0:
         raise RowsMissing("a row is asked for that the step did not compute")
     return rows[where]
@@ -52,9 +51,15 @@ def _kept_fake(rows: Tensor, where: Tensor) -> Tensor:
 
 declare(
     "leave_rows(Tensor x) -> (Tensor, Tensor)",
+    Contract(x=Array("R ...S F", None)),
     reference=keep,
     fake=_keep_fake,
     backward=_keep_backward,
     save=_no_gradient,
 )
-declare("left_rows(Tensor rows, Tensor where) -> Tensor", reference=kept, fake=_kept_fake)
+declare(
+    "left_rows(Tensor rows, Tensor where) -> Tensor",
+    Contract(rows=Array("R F", None), where=Array("...S", INT64)),
+    reference=kept,
+    fake=_kept_fake,
+)

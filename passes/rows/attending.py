@@ -177,8 +177,9 @@ class Attentions:
             mine = {name: axes for name, axes in rows.items() if name in (*form.sequences, side)}
             predicates[side], exactly = self.telling.of(form.visibility, mask, side, mine, form.sizes)
             told |= {side} if exactly else set()
+        query, key = (x.nearest[0] if x is not None else value for x in (form.query, form.key))
         a = Attention(
-            form, *(x.nearest[0] if x is not None else value for x in (form.query, form.key)), value,
+            form, query, key, value,
             Space(keys.sequence, rows[QUERY]), keys, rows,
             predicates[KEY], predicates[QUERY], frozenset(told), self.meanings.tainted,
         )  # fmt: skip

@@ -136,7 +136,7 @@ def _always(condition: fx.Node, body: Body) -> bool:
     number = condition.args[1] if len(condition.args) == 2 else None
     most = value_of(body.picker.mask).numel()
     name = getattr(condition.target, "__name__", "")
-    return (name == "ge" and number == 0) or (name == "le" and isinstance(most, int) and number == most)
+    return bool((name == "ge" and number == 0) or (name == "le" and isinstance(most, int) and number == most))
 
 
 class Body:
