@@ -10,10 +10,10 @@ import torch
 from torch import fx
 
 from .calls import is_tensor, shape, size_symbols
-from .demand import ALL, DemandAnalysis
+from .demand import DemandAnalysis
 from .facts import Facts
 from .program import Examples, batch_of
-from .sets import Batch, Seen, Term, Terms
+from .sets import ALL, Batch, Seen, Term, Terms
 
 MOSTLY = 0.9  # of all rows: nothing is gained by leaving out the rest
 GROWTH = 1.25  # keys per row that matters

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
+from .asking import leaves_rows
 from .attending import Attention
 from .calls import arg, op, operand, piece_of
 from .meaning import Within
@@ -163,7 +164,7 @@ def _dense(an: DemandAnalysis, node: fx.Node, found: dict[fx.Node, Decision]) ->
     kept = an.kept_rows(node)
     if kept is not None:
         return kept
-    if an.leaves_rows(node):
+    if leaves_rows(node):
         source, place = operand(operand(node)), piece_of(node)
         some = isinstance(found.get(source), OnRows) or source not in an.wanted
         return Leaves(source, place) if some else None

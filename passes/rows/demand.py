@@ -8,14 +8,13 @@ through row-wise ops unchanged. An op without a rule demands everything of its o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum
 from typing import Any
 
 from torch import fx
 
 from ...graph.nodes import tensor
+from .asking import RULES, asks_by_move, is_jagged
 from .attending import Attention
-from .attention.formula import KEY, QUERY
 from .calls import LIKE, arg, is_tensor, is_void, op, operand, rank_of, reduced_dims, shape
 from .deciding import Keeps, decided
 from .declaration import what_it_takes
@@ -24,19 +23,13 @@ from .meaning import Predicate, Within
 from .missed import Missed
 from .moves import Move
 from .rowspaces import LOSSES
-from .sets import Holding, Read, Shown, Terms, VisibleTo, seen
+from .sets import ALL, Demand, Holding, Read, Terms, Wanted
 from .spaces import Projected, Space
-from .spans import Span, pieces
+from .spans import Span
 from .thinned import at_odds
 from .zeros import Support
 
-
-class Demand(Enum):
-    ALL = "all rows"
-
-
-ALL = Demand.ALL
-Wanted = Demand | Terms
+MOST_TERMS = 48  # of a union: each is evaluated on every batch, and residual layers that shift rows double them
 
 
 class DemandAnalysis:
@@ -66,25 +59,25 @@ class DemandAnalysis:
         self.missed = list(facts.missed)
         self._called_valid: dict[Space, Terms] = {}
         for node in refused:
-            self._miss(node, "pads-attended", "causal attention without a key mask reads the rows before each row "
+            self.miss(node, "pads-attended", "causal attention without a key mask reads the rows before each row "
                        "that matters, and in the batch seen pads are among them: they influence the result",
                        "mask the padded keys (key_padding_mask), or pad on the right")  # fmt: skip
         self.wanted: dict[fx.Node, Wanted] = {}
-        self._key_terms: set[Any] = set()
+        self.key_terms: set[Any] = set()
         self._merged: dict[Space, Terms] = {}
         self._body_keys: set[Any] = set()  # key terms of the sweep before
-        self._keys_of: dict[fx.Node, Terms] = {}
-        self._living: dict[fx.Node, Terms] = {}
-        self._gathered: dict[fx.Node, list[tuple[fx.Node, Wanted, Space]]] = {}
+        self.keys_read: dict[fx.Node, Terms] = {}
+        self.living: dict[fx.Node, Terms] = {}
+        self.gathered: dict[fx.Node, list[tuple[fx.Node, Wanted, Space]]] = {}
         known = list(self.missed)
         self._settle()
-        while odd := at_odds({n: self.attentions[n] for n in self._keys_of}, self._runs):
+        while odd := at_odds({n: self.attentions[n] for n in self.keys_read}, self._runs):
             text = "attention stays padded: the weights that its dropout leaves are read elsewhere, too"
             known += [Missed(node, "attention-kept", text) for node in self.graph.nodes if node in odd]
             self.missed = list(known)
             self.attentions = {n: a for n, a in self.attentions.items() if n not in odd}
             self._settle()
-        self.attentions = {n: a for n, a in self.attentions.items() if n in self._keys_of}  # others stay as they are
+        self.attentions = {n: a for n, a in self.attentions.items() if n in self.keys_read}  # others stay as they are
         self.decisions = decided(self)
 
     def move_of(self, node: fx.Node) -> Move | None:
@@ -111,7 +104,7 @@ class DemandAnalysis:
         """Add to what is wanted of a value."""
         if not isinstance(node, fx.Node):
             return
-        self._gathered.pop(node, None)  # more is wanted of it than pairs
+        self.gathered.pop(node, None)  # more is wanted of it than pairs
         if self.space_of(node) is None:
             wanted = ALL
         elif wanted is ALL and self._is_zero_elsewhere(node):
@@ -121,6 +114,10 @@ class DemandAnalysis:
         have = self.wanted.get(node)
         if have is not None:
             wanted = ALL if isinstance(have, Demand) or isinstance(wanted, Demand) else have | wanted
+        if wanted is not ALL and len(wanted) > MOST_TERMS:
+            text = f"rows stay padded up to here: each layer after it asks for other rows, {len(wanted)} sets by now"
+            self.miss(node, "rows-scattered", text)
+            wanted = ALL
         self.wanted[node] = self._with_body(node, wanted)
 
     def _is_zero_elsewhere(self, node: fx.Node) -> bool:
@@ -129,7 +126,7 @@ class DemandAnalysis:
 
     def keys_of(self, attention: Attention) -> Terms:
         """Rows that an attention reads as keys."""
-        terms = self._keys_of[attention.node]
+        terms = self.keys_read[attention.node]
         body = self._merged.get(attention.keys, frozenset())
         return terms | body if terms & body & self._body_keys else terms
 
@@ -150,15 +147,15 @@ class DemandAnalysis:
         recognized = list(self.missed)
         for merging in (True, True, True, False):
             self.missed[:] = recognized
-            self.wanted, self._key_terms, self._keys_of, self._living, self._gathered = {}, set(), {}, {}, {}
+            self.wanted, self.key_terms, self.keys_read, self.living, self.gathered = {}, set(), {}, {}, {}
             self._sweep()
             merged = self._bodies()
             if merged == self._merged:
                 return
-            self._merged, self._body_keys = merged if merging else {}, set(self._key_terms)
+            self._merged, self._body_keys = merged if merging else {}, set(self.key_terms)
         self.missed[:] = recognized
-        self.wanted, self._key_terms, self._keys_of, self._living, self._merged = {}, set(), {}, {}, {}
-        self._gathered = {}
+        self.wanted, self.key_terms, self.keys_read, self.living, self._merged = {}, set(), {}, {}, {}
+        self.gathered = {}
         self._sweep()
 
     def _bodies(self) -> dict[Space, Terms]:
@@ -167,7 +164,7 @@ class DemandAnalysis:
             space = self.space_of(node)
             if node.op != "call_function" or wanted is ALL or space is None:
                 continue  # an input is read where it is needed, and computed nowhere
-            if wanted & self._key_terms:
+            if wanted & self.key_terms:
                 out[space] = out.get(space, frozenset()) | wanted
         return out
 
@@ -187,7 +184,7 @@ class DemandAnalysis:
 
     def _must_run(self, node: fx.Node) -> bool:
         """Has it an effect, though nobody reads it? Not where an attention draws what it would have drawn."""
-        return _has_effect(node) and not any(node in self.attentions[a].form.chain for a in self._keys_of)
+        return _has_effect(node) and not any(node in self.attentions[a].form.chain for a in self.keys_read)
 
     def _outputs(self, node: fx.Node) -> None:
         for x in node.all_input_nodes:
@@ -195,7 +192,7 @@ class DemandAnalysis:
             if valid and not self.unspecified_outputs and x in self.meanings.tainted and not self.support(x):
                 text = f"%{x} is returned with its padded rows, which must hold what eager puts there"
                 hint = "compile the loss too, or say that nobody reads them: options={'padded_outputs': 'unspecified'}"
-                self._miss(x, "padded-output", text, hint)
+                self.miss(x, "padded-output", text, hint)
             self.give(x, valid if valid and self.unspecified_outputs else ALL)
 
     def _valid(self, x: fx.Node) -> Terms | None:
@@ -216,11 +213,7 @@ class DemandAnalysis:
         if u in self.barriers:
             self._everything(u)
             return
-        rules = (
-            self._left, self._pairs, self._attention, self._loss, self._kept, self._jagged, self._softmax, self._pool,
-            self._move, self._span, self._hidden,
-        )  # fmt: skip
-        if any(rule(u, d) for rule in rules):
+        if any(rule(self, u, d) for rule in RULES):
             return
         space = self.space_of(u)
         if self.needs_shape_only(u):
@@ -241,7 +234,7 @@ class DemandAnalysis:
         why = self.why_mixed(u, space)
         if why is not None:
             if u in self.meanings.tainted and not any(m.node is u for m in self.missed):
-                self._miss(u, "mixes-rows", f"rows stay padded up to here: {why}", what_it_takes(u))
+                self.miss(u, "mixes-rows", f"rows stay padded up to here: {why}", what_it_takes(u))
             self._everything(u)
             return
         for x in u.all_input_nodes:
@@ -276,10 +269,10 @@ class DemandAnalysis:
             return
         flat = self.typing.flat(u) if is_tensor(u) else []
         if self.space_of(u) is None and len(set(flat)) == len(flat):
-            self._miss(u, "mixes-rows", f"{op(u)} reads every row of %{x}, pads included",
+            self.miss(u, "mixes-rows", f"{op(u)} reads every row of %{x}, pads included",
                        "if pads should not count, mask them before")  # fmt: skip
 
-    def _miss(self, node: fx.Node, id: str, text: str, hint: str = "") -> None:
+    def miss(self, node: fx.Node, id: str, text: str, hint: str = "") -> None:
         self.missed.append(Missed(node, id, text, hint))
 
     def _split(self, u: fx.Node) -> None:
@@ -293,84 +286,8 @@ class DemandAnalysis:
                 continue
             if wanted is not ALL and space is not None and self.why_mixed(piece, space) is None:
                 self.give(x, self.projected(wanted, space, self.space_of(x)))
-            elif not self._asks_by_move(piece, wanted):
+            elif not asks_by_move(self, piece, wanted):
                 self.give(x, ALL)
-
-    def _attention(self, u: fx.Node, d: Wanted) -> bool:
-        a = self.attentions.get(u)
-        if a is None:
-            return False
-        if self.space_of(u) != a.queries:
-            d = ALL  # several queries of a sequence, whose result is wanted as a whole
-        if d is ALL and a.self_attention:
-            return False  # every row is wanted anyway
-        keys = self._keys(a, d)
-        if keys is None and d is ALL and self.space_of(u) is not None:
-            return False
-        if keys is None and a.form.query is None:
-            del self.attentions[u]
-            return False
-        if keys is None:
-            del self.attentions[u]
-            text = "attention reads every key: no mask removes padded keys, and they influence the result"
-            hint = "mask the padded keys (key_padding_mask, or an additive mask made from the ids)"
-            self._miss(u, "pads-attended", text, hint)
-            return False
-        self._key_terms |= keys
-        self._keys_of[u] = keys
-        sides: dict[str, tuple[Wanted, Space]] = {QUERY: (d, a.queries), KEY: (keys, a.keys)}
-        for x, side in a.reads:
-            gathered = [(source, *sides[at]) for node, source, at in a.gathers if node is x]
-            if side:
-                wanted, space = sides[side]
-                self.give(x, self.projected(wanted, space, self.space_of(x)))
-            elif gathered and (x in self._gathered or x not in self.wanted):
-                self._gathered.setdefault(x, []).extend(gathered)
-                self.wanted[x] = ALL  # to be visited: it asks for rows of what it is gathered from
-            else:
-                self.give(x, ALL)
-        return True
-
-    def _pairs(self, u: fx.Node, d: Wanted) -> bool:
-        """Pairs that attentions alone read are made from rows of their queries, or of their keys."""
-        if u not in self._gathered:
-            return False
-        sources = self._gathered[u]
-        for x in u.all_input_nodes:
-            if all(source is not x for source, _, _ in sources):
-                self.give(x, ALL)
-        for source, wanted, space in sources:
-            self.give(source, self.projected(wanted, space, self.space_of(source)))
-        return True
-
-    def _keys(self, a: Attention, d: Wanted) -> Terms | None:
-        """Rows that queries in `d` read as keys."""
-        predicates: frozenset[Predicate | Within] = a.predicates
-        if a.activation != "softmax":
-            predicates = predicates | self.zeros.inside(self.zeros.support(a.value), a.keys.axes)  # zeros add nothing
-        if predicates:
-            return self.rows_where(a.keys, predicates)
-        if a.keys_kept is not None:
-            return a.keys_kept
-        if a.bounded and a.self_attention and d is not ALL:
-            return frozenset(seen(t, a.least, a.most) for t in d)
-        visible = a.form.visibility
-        if visible.atoms and a.known_before(visible):
-            pairs = Shown.of(visible, a.pairs, a.form.sizes)
-            terms: Iterable[Any] = [None] if d is ALL else d
-            return frozenset(VisibleTo(a.keys, pairs, t) for t in terms)
-        return None
-
-    def _loss(self, u: fx.Node, d: Wanted) -> bool:
-        """cross_entropy reads the rows it does not ignore."""
-        rows = self.rows_of_loss(u)
-        if rows is None:
-            return False
-        scores, target = u.all_input_nodes[:2]
-        self.give(scores, rows)
-        self.give(target, rows)
-        self.give(arg(u, "weight"), ALL)
-        return True
 
     def rows_of_loss(self, u: fx.Node) -> Terms | None:
         """Rows that a scalar cross entropy reads, where its targets tell."""
@@ -385,23 +302,6 @@ class DemandAnalysis:
             return None
         return self.rows_where(space, [Predicate(self.meanings.root(target), arg(u, "ignore_index"), False)])
 
-    def _left(self, u: fx.Node, d: Wanted) -> bool:
-        """What is left for later readers asks for nothing."""
-        if self.leaves_rows(u):
-            self.wanted[operand(u)] = ALL  # to be visited
-        return self.leaves_rows(u) or op(u) == "turbogr::leave_rows"
-
-    def leaves_rows(self, u: fx.Node) -> bool:
-        return op(u) == "getitem" and op(u.args[0]) == "turbogr::leave_rows"
-
-    def _kept(self, u: fx.Node, d: Wanted) -> bool:
-        """x[mask] reads the rows of the mask, and so does what packs rows by hand."""
-        kept = self.kept_rows(u)
-        if kept is None:
-            return False
-        self.give(kept.source, kept.rows)
-        return True
-
     def kept_rows(self, u: fx.Node) -> Keeps | None:
         """Rows of a value that become a tensor of their own."""
         if op(u) in ("index", "index_select"):
@@ -414,43 +314,10 @@ class DemandAnalysis:
             packing: Any = u.args[0]
             source, offsets = packing.args[0], self.typing.offsets(packing.args[1][0])
             space = self.space_of(source)
-            if space is None or not self.is_jagged(space, offsets):
+            if space is None or not is_jagged(self, space, offsets):
                 return None
             return Keeps(source, space, self.rows_where(space, [Within(offsets)]))
         return None
-
-    def _jagged(self, u: fx.Node, d: Wanted) -> bool:
-        """Rows that were packed by hand are all read."""
-        if op(u) != "fbgemm::jagged_to_padded_dense" or d is ALL:
-            return False
-        self.give(u.args[0], ALL)
-        self.give(arg(u, "offsets")[0], ALL)
-        return True
-
-    def is_jagged(self, space: Space | None, offsets: fx.Node) -> bool:
-        if space is None or offsets not in self.typing.jagged or offsets in self.meanings.tainted:
-            return False
-        sequence, column, _ = self.typing.jagged[offsets]
-        atoms = tuple(self.typing.axes.atoms(sequence)), tuple(self.typing.axes.atoms(column))
-        return (space.sequence, space.column) == atoms
-
-    def _softmax(self, u: fx.Node, d: Wanted) -> bool:
-        found = self.softmaxes.get(u)
-        space = self.space_of(u)
-        if found is None or d is ALL or space is None:
-            return False
-        self.give(u.args[0], self.rows_where(space, found.predicates))
-        return True
-
-    def _pool(self, u: fx.Node, d: Wanted) -> bool:
-        """Contraction of columns; or a sum over them, which `give` narrows to where the operand is not zero."""
-        pool = self.pooled.get(u)
-        if pool is None:
-            return False
-        rows = self.rows_where(pool.space, pool.support)
-        self.give(pool.left, rows)
-        self.give(pool.right, rows)
-        return True
 
     def sums_columns(self, u: fx.Node) -> bool:
         """A sum or mean over columns of rows that are demanded only where they are not zero."""
@@ -463,57 +330,9 @@ class DemandAnalysis:
         left = [a for a in space.axes if a not in gone]
         return set(space.column) <= gone and (not left or tuple(left) == space.sequence)
 
-    def _asks_by_move(self, u: fx.Node, d: Wanted) -> bool:
-        """Does an op that moves rows name the rows that it reads? All of them are read as they lie."""
-        move = self.move_of(u)
-        return move is not None and (d is not ALL or move.narrows)
-
-    def _move(self, u: fx.Node, d: Wanted) -> bool:
-        move = self.move_of(u)
-        if move is None or not self._asks_by_move(u, d):
-            return False
-        terms: Iterable[Any] = [None] if d is ALL else d
-        for x, relation in move.parts:
-            self.give(x, frozenset(Read(relation, t) for t in terms) if self.space_of(x) == relation.into else ALL)
-        for x in u.all_input_nodes:
-            if x not in [p for p, _ in move.parts]:
-                self.give(x, ALL)
-        return True
-
-    def _span(self, u: fx.Node, d: Wanted) -> bool:
-        """Rows that an op along rows computes, and those that it computes them from."""
-        parts = pieces(u, self.wanted) if isinstance(u.meta.get("val"), (list, tuple)) else [u]
-        spans = {self.span_of(p) for p in parts}
-        if len(spans) != 1 or None in spans:
-            return False
-        (span,) = spans
-        assert span is not None
-        if op(u) == "getitem":
-            self.wanted[operand(u)] = ALL  # to be visited: it asks for what its pieces want
-            return True
-        terms = [d] if parts == [u] else [self.wanted[p] for p in parts]
-        if ALL in terms:
-            return False
-        wanted: Terms = frozenset(t for some in terms for t in some)  # type: ignore[union-attr]
-        asked = span.asks(wanted)
-        self._key_terms |= asked
-        self._living[u] = span.lives_on(wanted)
-        for x in u.all_input_nodes:
-            self.give(x, asked if x is span.source else ALL)
-        return True
-
-    def _hidden(self, u: fx.Node, d: Wanted) -> bool:
-        """All rows of a choice are read: those of an operand that are never chosen are not."""
-        space, kept = self.space_of(u), self.facts.shown(u)
-        if d is not ALL or space is None or not kept:
-            return False
-        for x in u.all_input_nodes:
-            self.give(x, self.rows_where(space, kept[x]) if x in kept else ALL)
-        return True
-
     def lives_on(self, node: fx.Node) -> Terms | None:
         """Rows that an op along rows, or one with results that are, computes."""
-        return self._living.get(operand(node) if op(node) == "getitem" else node)
+        return self.living.get(operand(node) if op(node) == "getitem" else node)
 
 
 def _has_effect(node: fx.Node) -> bool:

@@ -11,8 +11,9 @@ from ...graph.text import type_text
 from ...show.table import table
 from .attending import Attention
 from .calls import is_tensor
-from .demand import ALL, DemandAnalysis, named
+from .demand import DemandAnalysis, named
 from .meaning import Band, Const, Holds, Iota, Meaning, OneHot, Two
+from .sets import ALL
 from .spaces import Space
 
 LONGEST = 90  # a demand in the table of values; the attention section shows it whole

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -116,6 +117,14 @@ class VisibleTo:
 
 Term = Holding | Seen | Read | VisibleTo
 Terms = frozenset[Term]
+
+
+class Demand(Enum):
+    ALL = "all rows"
+
+
+ALL = Demand.ALL
+Wanted = Demand | Terms  # of a value: all of its rows, or those of a union
 
 
 def seen(term: Term, least: Any, most: Any) -> Term:
