@@ -110,7 +110,8 @@ class Groups:
         self.there = self._filled(there, shape).flatten(1)
         places = self._filled(a.source.at(a.ids)[rows], shape).flatten(1)
         # Rows that nobody asked for may hold anything.
-        found = look_up(a.source, places, a.eps, a.real) if a.source.rows.shape[0] else places.new_empty(0)
+        empty = a.query.new_zeros((*places.shape, a.query.shape[1]), dtype=a.real)
+        found = look_up(a.source, places, a.eps, a.real) if a.source.rows.shape[0] else empty
         self.negative = found.masked_fill(~self.there[..., None], 0.0)
         ids, own_ids = self._filled(a.ids[rows], shape).flatten(1), self._filled(a.positive_ids[rows], shape)
         self.hits = ids[:, None, :] == own_ids[:, :, None]

@@ -13,13 +13,16 @@ from torch import Tensor
 from turbogr_compile.kernels import contract as words
 from turbogr_compile.kernels.contract import Contract, Dim, Shape
 from turbogr_compile.kernels.declare import CONTRACTS, REFERENCES
+from turbogr_compile.kernels.recurrence import CELLS
 
 ops = torch.ops.turbogr
-# Ops that need tables of their own, or ranks.
+# Ops that need tables of their own or ranks, that torch's own ops are made for, or that answer with an error by design.
 ELSEWHERE = {"sharded_lookup", "sharded_push", "fetch_rows", "keep_rows", "keep_sent", "stale_rows", "grouped_mm"}
+ELSEWHERE |= {"leave_rows", "left_rows"}
 OPS = sorted(set(CONTRACTS) - ELSEWHERE)
 SIZES = (0, 1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 33, 40, 65)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.bool)
+COLUMNS = 6  # of sequences, in masks and biases
 NUMBERS = (math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, 1e-300, 1e300, 1e-8, 2.0)
 WHOLES = (0, 1, -1, 2, 3, 2**31, -(2**31), 2**53, 2**62, 2**63 - 1, -(2**63))
 
@@ -148,16 +151,44 @@ class _Valid:
     def arguments(self) -> list[Any]:
         types = {a.name: str(a.type) for a in self.schema.arguments}
         # Numbers may be sizes of tensors.
-        order = sorted(
-            self.contract.arguments.items(), key=lambda item: isinstance(item[1], (words.Array, words.Parts))
-        )
+        late = (words.Array, words.Parts)
+        order = sorted(self.contract.arguments.items(), key=lambda item: isinstance(item[1], late))
         for name in types:
             if name not in self.contract.arguments:
                 self.found[name] = self.free(types[name])
+        absent = self.absent({name for name, kind in types.items() if kind.startswith("Optional")})
         for name, what in order:
-            optional = types[name].startswith("Optional")
-            self.found[name] = None if optional and self.chance.random() < 0.5 else self.make(name, what)
+            if isinstance(what, late) and not self.found.get(""):
+                self.found[""] = self.aim(absent)
+            self.found[name] = None if name in absent else self.make(name, what)
         return [self.found[name] for name in types]
+
+    def absent(self, optional: set[str]) -> set[str]:
+        """Optional arguments that are not given; some come together."""
+        absent = {name for name in sorted(optional) if self.chance.random() < 0.5}
+        for rule in self.contract.rules:
+            if isinstance(rule, words.Rule) and rule.message.endswith(" come together"):
+                names = set(rule.message.removesuffix(" come together").split(" and "))
+                absent = absent | names if self.chance.random() < 0.5 else absent - names
+        return absent
+
+    def aim(self, absent: set[str]) -> bool:
+        """Sizes that rules tie to each other, which chance would seldom find."""
+        for rule in self.contract.rules:
+            if isinstance(rule, words.Entries):
+                self.sizes[rule.what.below] = self.chance.choice((1, COLUMNS, COLUMNS + 3))
+            elif isinstance(rule, words.Distances):
+                self.sizes[rule.below] = COLUMNS + self.chance.randrange(3)
+        if "sink" in self.contract.arguments and self.found["activation"] != "softmax":
+            absent.add("sink")
+        if self.contract.op.startswith("recurrence"):
+            kind, states = self.found["kind"], self.size("S")
+            self.sizes["P"] = CELLS[kind].gates * self.size("H")
+            self.sizes["Q"] = CELLS[kind].kept * self.size("H")
+            columns = self.chance.choice(SIZES[:10])
+            self.sizes["B"] = [states, columns] if "offsets" in absent else [self.chance.choice(SIZES)]
+            (absent.discard if kind == "lstm" else absent.add)("cell")
+        return True
 
     def free(self, kind: str) -> Any:
         """What the contract leaves free."""
@@ -225,7 +256,8 @@ class _Valid:
     def filled(self, name: str, shape: list[int], dtype: torch.dtype, entries: Any) -> Tensor:
         count = math.prod(shape)
         if isinstance(entries, words.Range):
-            below = self.limit(entries.below) if entries.below else min(entries.most, 40)
+            most = COLUMNS if entries.within else 40
+            below = self.limit(entries.below) if entries.below else min(entries.most, most)
             x = [self.chance.randrange(max(below, 1)) for _ in range(count)]
             if entries.within:  # columns ascend in the batches that there are, and need not
                 x = sorted(x) if self.chance.random() < 0.5 else x
