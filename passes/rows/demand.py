@@ -29,7 +29,7 @@ from .spans import Span
 from .thinned import at_odds
 from .zeros import Support
 
-MOST_TERMS = 48  # of a union: each is evaluated on every batch, and residual layers that shift rows double them
+MOST_TERMS = 12  # of a union: each is evaluated on every batch, and residual layers that shift rows double them
 
 
 class DemandAnalysis:
