@@ -59,7 +59,7 @@ declare(
 )
 declare(
     "left_rows(Tensor rows, Tensor where) -> Tensor",
-    Contract(rows=Array("R F", None), where=Array("...S", INT64)),
+    Contract(rows=Array("R ...F", None), where=Array("...S", INT64)),
     reference=kept,
     fake=_kept_fake,
 )
