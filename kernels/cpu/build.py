@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 
-from ...files import replace_file
 from .cache import Cache, Refused, temporary_folder, user_folder
 from .toolchain import (
     EXPORTS,
@@ -40,6 +39,14 @@ from .toolchain import (
     link_flags,
     sanitizers,
 )
+
+
+def _files() -> Any:
+    """Looked up late: a source tree on the path offers this folder as a package `kernels` to whoever looks for one."""
+    from ... import files
+
+    return files
+
 
 log = logging.getLogger("turbogr_compile.kernels")
 
@@ -260,7 +267,7 @@ def _units(sizes: dict[str, int]) -> dict[str, list[str]]:
 
 def _write_log(path: Path, error: CompileError) -> str:
     try:
-        replace_file(path, f"{error.first}\n{error.command}\n\n{error.output}")
+        _files().replace_file(path, f"{error.first}\n{error.command}\n\n{error.output}")
     except OSError:
         return "try another compiler in CXX"
     return f"try another compiler in CXX; all messages are in {path}"

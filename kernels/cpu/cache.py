@@ -16,8 +16,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from ...files import foreign, make_private, obstacle
+
+def _files() -> Any:
+    """Looked up late: a source tree on the path offers this folder as a package `kernels` to whoever looks for one."""
+    from ... import files
+
+    return files
+
 
 KEPT = 8  # libraries, unless a cache is told otherwise
 STALE_SECONDS = 3600  # a build folder this old belongs to a process that died
@@ -44,12 +51,12 @@ class Cache:
         """Refused where the folder is not to be trusted or cannot be made."""
         self.folder, self.kept = folder, kept
         try:
-            make_private(folder)
+            _files().make_private(folder)
         except NotADirectoryError:
             pass  # the obstacle says so
         except OSError as error:
             raise Refused(f"{folder} cannot be made ({error.strerror})") from error
-        if reason := obstacle(folder):
+        if reason := _files().obstacle(folder):
             raise Refused(reason)
 
     def find(self, stem: str) -> Path | None:
@@ -135,7 +142,7 @@ def temporary_folder() -> Path:
 def _sound(path: Path) -> bool:
     """Ours, and as it was written."""
     try:
-        return not foreign(path.stat()) and path.stem.endswith(f"-{_digest(path)}")
+        return not _files().foreign(path.stat()) and path.stem.endswith(f"-{_digest(path)}")
     except OSError:
         return False
 

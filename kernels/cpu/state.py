@@ -5,10 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...files import is_writable, obstacle
 from .build import REALS, SERIAL, SOURCES, Recipe, mode
 from .cache import Cache, Refused, user_folder
 from .toolchain import Compiler, Unavailable, chosen_isa, find_compiler, machine_isa, sanitizers
+
+
+def _files() -> Any:
+    """Looked up late: a source tree on the path offers this folder as a package `kernels` to whoever looks for one."""
+    from ... import files
+
+    return files
 
 
 def state() -> dict[str, Any]:
@@ -48,11 +54,11 @@ def _cache() -> tuple[Cache | None, str, str]:
         folder = user_folder()
     except Refused as reason:
         return None, "", str(reason)
-    if refused := obstacle(folder):
+    if refused := _files().obstacle(folder):
         return None, str(folder), refused
     if not folder.is_dir():
         return None, str(folder), ""
-    return Cache(folder), str(folder), "" if is_writable(folder) else f"{folder} is not writable"
+    return Cache(folder), str(folder), "" if _files().is_writable(folder) else f"{folder} is not writable"
 
 
 def _library(real: str, found: dict[str, Any], compiler: Compiler | None, cache: Cache | None) -> dict[str, Any]:
