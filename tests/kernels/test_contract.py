@@ -108,7 +108,8 @@ def test_symbols_are_not_guarded_on():
 
 def test_every_op_has_a_contract_for_every_tensor():
     names = {name for name in dir(ops) if hasattr(getattr(ops, name), "default")}
-    assert names - {"name"} <= set(CONTRACTS) and len(CONTRACTS) >= 29
+    by_body = {"picked"}  # whose ops are torch's own, and check what they are given
+    assert names - {"name"} - by_body <= set(CONTRACTS) and len(CONTRACTS) >= 29
     for name, contract in CONTRACTS.items():
         tensors = {a.name for a in getattr(ops, name).default._schema.arguments if "Tensor" in str(a.type)}
         forgotten = tensors - set(contract.arguments)
