@@ -60,7 +60,7 @@ def _trained(run: GraphRun) -> bool:
 def _without_elements(run: GraphRun) -> bool:
     """An empty batch says nothing about others."""
     given = [tensor(n) for n in run.graph.find_nodes(op="placeholder")]
-    return any(x is not None and 0 in x.shape for x in given)
+    return any(isinstance(size, int) and size == 0 for x in given if x is not None for size in x.shape)
 
 
 def _packed(run: GraphRun) -> bool:
