@@ -18,6 +18,8 @@ BODIES: WeakValueDictionary[str, fx.GraphModule] = WeakValueDictionary()  # whoe
 
 def compute(rows: Sequence[Tensor], others: Sequence[Tensor], body: str) -> Tensor:
     """The body itself, by torch's own ops: passes that find it on rows write it there. `rows[0]` is what comes back."""
+    if not rows or body not in BODIES:
+        raise ValueError("picked: made by the compiler for a graph of its own, and called by nobody else")
     if isinstance(rows[0], FakeTensor) and get_proxy_mode() is None:
         return torch.empty_like(rows[0])  # how many rows are picked nobody knows, nor does it matter
     result: Tensor = BODIES[body](*rows, *others)

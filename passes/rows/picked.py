@@ -23,7 +23,7 @@ from torch import fx
 from ... import _torch
 from ...kernels.picked import BODIES
 from .apart import Apart
-from .calls import arg, is_tensor, op, piece_of, rank_of, shape, value_of
+from .calls import arg, is_tensor, op, piece_of, rank_of, shape, size, value_of
 from .declaration import row_op
 from .spaces import Space
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 PICKED = torch.ops.turbogr.picked.default
 _INTO = {"index_put": "values", "index_add": "source", "index_copy": "source"}  # where rows are put back, and which
+_SIZED = ("reshape", "view", "_unsafe_view", "expand")
 _NUMBERS = ("where", "nonzero_numpy")  # one list of numbers for each dim
 _NAMES = count()
 _ROWS = "picked_rows"
@@ -133,10 +134,14 @@ def _drop_checks(body: Body) -> None:
 
 
 def _always(condition: fx.Node, body: Body) -> bool:
-    number = condition.args[1] if len(condition.args) == 2 else None
-    most = value_of(body.picker.mask).numel()
+    number: Any = condition.args[1] if len(condition.args) == 2 else None
+    number = number.meta.get("val") if isinstance(number, fx.Node) else number
+    if not isinstance(number, (int, torch.SymInt)):
+        return False
     name = getattr(condition.target, "__name__", "")
-    return bool((name == "ge" and number == 0) or (name == "le" and isinstance(most, int) and number == most))
+    return (name == "ge" and isinstance(number, int) and number == 0) or (
+        name == "le" and size(number) == size(value_of(body.picker.mask).numel())
+    )
 
 
 class Body:
@@ -240,10 +245,11 @@ class Body:
 
     def _check_entry(self, node: fx.Node, inside: set[fx.Node]) -> None:
         source, indices = operand_of(node), self._indices(node)
-        (at,) = [i for i, index in enumerate(indices) if self.picker.names(index)] or (None,)
-        others = [x for i, x in enumerate(indices) if i != at and x is not None]
-        if at is None or source in inside or (self.picker.made is None and at != 0):
+        places = [i for i, index in enumerate(indices) if self.picker.names(index)]
+        if len(places) != 1 or source in inside or (self.picker.made is None and places != [0]):
             raise Unknown
+        (at,) = places
+        others = [x for i, x in enumerate(indices) if i != at and x is not None]
         if any(x not in inside or self._names_rows(x) for x in others):
             raise Unknown
         self._dim(node)
@@ -259,7 +265,9 @@ class Body:
         return found is not None and found.made is self.picker.made and found.dims == self.picker.dims
 
     def _check_inside(self, node: fx.Node, inside: set[fx.Node]) -> None:
-        if op(node) == "sym_size":
+        if op(node) == "sym_size":  # how many rows are picked may say how long a value is, and nothing else
+            if any(op(u) not in _SIZED for u in node.users if u in inside or u is self.end):
+                raise Unknown
             return
         if op(node) == "getitem" and node.args[0] is self.picker.made:
             return  # the number of another dim
@@ -310,7 +318,7 @@ def _given(n: fx.Node) -> Iterator[tuple[fx.Node, tuple[int, ...]]]:
 
 def _axes(t: Typing, n: fx.Node) -> Dims:
     (into, dims), *rest = _given(n)
-    result = t.dims(into)
+    result = list(t.dims(into))
     for x, its in rest:
         for mine, other in zip(dims, its, strict=True):
             result[mine] = t.join(result[mine], t.dims(x)[other])

@@ -157,6 +157,8 @@ LOOK_ALIKES = {
     "their neighbours": between(lambda x, rows: torch.cat([x[rows][1:], x[rows][:1]])),
     "the row before": between(lambda x, rows: x[(rows - 1).clamp(min=0)]),
     "what number they have": between(lambda x, rows: x[rows] * rows.unsqueeze(-1)),
+    "how many there are, alone": between(lambda x, rows: x[rows] / rows.shape[0]),
+    "their own row twice": between(lambda x, rows: (x @ x.T)[rows, rows].unsqueeze(-1) * x[rows]),
     "how many there are": between(lambda x, rows: x[rows] / (1 + rows.shape[0])),
     "all pairs of them": between(lambda x, rows: (x[rows] @ x[rows].T).tanh() @ x[rows]),
     "all rows beside them": between(lambda x, rows: x[rows] + x.mean(0)),
