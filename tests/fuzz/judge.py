@@ -248,14 +248,24 @@ def explained(
         or _same_when_hidden(step, actual, tolerance)
     ):
         return "assumed", f"a product of {seen.largest:.0e}, assumption A; {found[1]}", 0.0
-    batch = [x for n, x in zip(*step[1:], strict=True) if n in data.BATCH and x.is_floating_point()]
-    if not all(map(_finite, batch)):  # which is checked
+    if not _same_when_finite(step, expected):  # inputs that are not finite are checked
         return found
     if _without_nan(None, step, expected, actual, tolerance):
         return "assumed", f"zero times infinity, assumption D; {found[1]}", 0.0
     if all(_without_nan(x, step, expected, actual, tolerance) for x in (0.37, -1.3)):
         return "assumed", f"not a number on rows nobody reads, assumption D; {found[1]}", 0.0
     return found
+
+
+def _same_when_finite(step: Step, expected: Outcome) -> bool:
+    """Is all that eager gives, and all that is not finite in it, there without what is not finite in the batch?"""
+    run, names, values = step
+    calm = [
+        v.detach().nan_to_num(0.0, 1e3, -1e3).requires_grad_(v.requires_grad)
+        if n in data.BATCH and v.is_floating_point() else v
+        for n, v in zip(names, values, strict=True)
+    ]  # fmt: skip
+    return compare(expected, outcome(run, names, calm), TOLERANCE[torch.float64])[0] == "same"
 
 
 def _same_when_quiet(step: Step, compiled: Run, tolerance: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -101,6 +102,9 @@ class Tally:
 def run_all(programs: Iterable[tuple[str, Program]], tally: Tally, seconds: float, **options: Any) -> None:
     """Judge until there is no program or no time left."""
     end = time.time() + seconds
+    # A graph is garbage in cycles, and what is imported is most of what there is to look through for it.
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
     # Programs share next to nothing: what torch keeps of one costs more than it saves the others.
     with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
         for name, program in programs:

@@ -160,3 +160,19 @@ def test_nan_where_it_matters_is_a_fault():
         wanted = outcome(*step)
         got = Outcome({n: v.nan_to_num(0.25) for n, v in wanted.values.items()})
         assert explained(compare(wanted, got, 1e-9), step, wanted, got, 1e-9, step[0])[0] == "nan"
+
+
+HIDDEN = "torch.where(ids == 0, -torch.inf, 1.0) * (wts > 0.8)"
+
+
+@pytest.mark.parametrize("factor, verdict", [(HIDDEN, "assumed"), ("wts", "nan")])
+def test_inputs_that_are_not_finite_excuse_nothing(factor, verdict):
+    """Pads of `wts` are infinite: what that matters to is checked, and what it does not is assumption D as ever."""
+    lines = [SUM.lines[0], Line("z0", factor), Line("loss0", "(x0 * z0[..., None])[ids != 0].sum()")]
+    program = replace(SUM.with_lines(lines), kinds=("inf-pads",))
+    with quiet():
+        step = (program.function(), program.arguments, inputs(program, 0))
+        wanted = outcome(*step)
+        got = Outcome({n: v.nan_to_num(0.0) for n, v in wanted.values.items()})
+        found = explained(compare(wanted, got, 1e-9), step, wanted, got, 1e-9, step[0])
+    assert found[0] == verdict, found
