@@ -46,6 +46,11 @@ class Known:
     def is_constant(self, node: fx.Node) -> bool:
         return node in self._constants
 
+    def is_parameter(self, node: fx.Node) -> bool:
+        """Of a model, as far as is known; a tensor that merely gets gradients may be one of the batch."""
+        example = self._example(node)
+        return example is None or isinstance(example, torch.nn.Parameter)
+
     def example(self, node: fx.Node) -> torch.Tensor | None:
         if node in self._constants:
             return self._constants.value(node)

@@ -41,6 +41,12 @@ NAN_PADS = {
         "loss = s.max(1).values.mean()",
         1,
     ),
+    "of an input with gradients, behind an op that mixes sequences": (
+        "x = (feats @ Q).flip(0)\n"
+        "p = F.silu(x @ x.mT + torch.where(ids != 0, 0.0, -1e6)[:, None, :])\n"
+        "loss = ((p @ x) * (ids != 0)[..., None]).sum()",
+        1,
+    ),
     # Replaced before anything is computed from them: nothing spreads, and the batch is packed.
     "replaced by zeros": ("loss = ((raw.masked_fill(~mask[..., None], 0.0) @ Q).relu() * mask[..., None]).sum()", 2),
     "replaced by where": ("loss = (torch.where(mask[..., None], raw, 0.0) @ Q).relu().square().sum()", 2),

@@ -217,14 +217,19 @@ class Inputs(Builder):
     def note_entry(self, *padded: fx.Node, chosen: RowSet | None = None) -> None:
         """Rows of padded values are left out, among which one may hold what spreads: zero times NaN is NaN in eager.
 
-        What their pads hold comes from inputs. A parameter has no sequences; what has some and gets gradients is an
-        input all the same.
+        What their pads hold comes from inputs.
         """
         for given in self._inputs_behind(padded):
-            axes = set(self.typing.flat(given))
-            of_sequences = any(set(s.sequence) <= axes for s in self.an.spaces)
-            if (of_sequences or given not in self.an.meanings.tainted) and not self._selected_away(given, chosen):
+            if not self._is_parameter(given) and not self._selected_away(given, chosen):
                 self._entries[self.placeholders.index(given)] = given.name
+
+    def _is_parameter(self, given: fx.Node) -> bool:
+        """What gets gradients is an input all the same where it has sequences, or where it is no model's parameter."""
+        if given not in self.an.meanings.tainted or any(
+            set(s.sequence) <= set(self.typing.flat(given)) for s in self.an.spaces
+        ):
+            return False
+        return self.an.meanings.known.is_parameter(given)
 
     def note_readers(self, x: fx.Node, chosen: RowSet) -> None:
         """Padded values are computed from rows of which some are left out, and send gradients back to all of them.
@@ -249,7 +254,8 @@ class Inputs(Builder):
             value = tensor(node)
             if node.op == "placeholder" and value is not None and value.is_floating_point():
                 yield node
-            todo += [n for n in node.all_input_nodes if n not in done and n not in self.an.decisions]
+            table = arg(node, "weight") if op(node) == "embedding" else None  # rows nobody looks up spread nothing
+            todo += [n for n in node.all_input_nodes if n not in done and n not in self.an.decisions and n is not table]
             done.update(todo)
 
     def _selected_away(self, x: fx.Node, chosen: RowSet | None) -> bool:
