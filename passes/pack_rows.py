@@ -122,7 +122,7 @@ class PackRows(Pass):
                 for node, result in tie(graph, reached, reach(graph, outputs_of(graph), _trained)).items():
                     emitter.origin[node] = emitter.origin.get(result, result)
             with ctx.part("program"):
-                program = emitter.program(original, copies) if emitter.homes else None
+                program = emitter.program(original, copies) if emitter.homes or emitter.added else None
             for node, source in emitter.origin.items():
                 if not _torch.is_erased(node):
                     inherit(node, [source], Origin(self.name, "pack", (source.name,)))

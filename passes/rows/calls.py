@@ -155,10 +155,10 @@ def rank_of(node: Any) -> int:
 
 def size(value: Any) -> Size:
     """A size as a number or an expression."""
-    return value if isinstance(value, int) else _number(expression(value))
+    return value if isinstance(value, int) else folded(expression(value))
 
 
-def _number(value: sympy.Expr) -> Size:
+def folded(value: sympy.Expr) -> Size:
     return int(value) if value.is_Integer else value
 
 
@@ -183,7 +183,7 @@ def product(sizes: Any) -> Size:
     result: Size = 1
     for s in sizes:
         result = result * s
-    return _number(result) if isinstance(result, sympy.Expr) else result
+    return folded(result) if isinstance(result, sympy.Expr) else result
 
 
 def number(value: Any) -> float | int | bool | None:

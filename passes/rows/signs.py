@@ -73,9 +73,9 @@ class Signs:
 
         if not all(tensor(x) is not None for x in user.all_input_nodes) or node not in tensors(user):
             return []
-        args, kwargs = fx.map_arg((user.args, user.kwargs), real)
-        kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "memory_format", "pin_memory")}
         try:
+            args, kwargs = fx.map_arg((user.args, user.kwargs), real)  # a type without a sign has no -1
+            kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "memory_format", "pin_memory")}
             with _torch.outside_compilation(), torch.no_grad():
                 result = target(*args, **kwargs)
         except (RuntimeError, TypeError, ValueError, ZeroDivisionError):

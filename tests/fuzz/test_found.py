@@ -47,6 +47,11 @@ NAN_PADS = {
         "loss = ((p @ x) * (ids != 0)[..., None]).sum()",
         1,
     ),
+    "added to scores whose weights are made zero": (
+        "x = F.embedding(ids, E)\np = (x @ x.mT + wts[:, None, :]) * (ids != 0)[:, None, :]\n"
+        "loss = ((p @ x) * (ids != 0)[..., None]).sum()",
+        1,
+    ),
     # Replaced before anything is computed from them: nothing spreads, and the batch is packed.
     "replaced by zeros": ("loss = ((raw.masked_fill(~mask[..., None], 0.0) @ Q).relu() * mask[..., None]).sum()", 2),
     "replaced by where": ("loss = (torch.where(mask[..., None], raw, 0.0) @ Q).relu().square().sum()", 2),
@@ -97,6 +102,27 @@ KEPT_PASSES = {
         "p = (x.repeat_interleave(2, 1) @ k.mT).sigmoid() * F.pad(v, (1, 0))[:, :-1][:, None]\n"
         "loss = (p @ k * v.repeat_interleave(2, 1)[..., None]).square().sum()",
         {"B": 1},
+    ),
+    "columns made of one": (
+        "x = F.embedding(ids, E)\ny = torch.tanh(x[:, :1] @ Q).repeat_interleave(N, 1)\n"
+        "loss = (y * x * (ids != 0)[..., None]).square().sum()",
+        {},
+    ),
+    "columns made of one, which only a sum over rows reads": (
+        "x = F.embedding(ids, E)\ny, b = x.repeat_interleave(2, 1), lens[:, None].repeat_interleave(2, 1)\n"
+        "p = (y @ Q).mT * b[:, None]\nloss = torch.cat([p @ y, x], 1).sum()",
+        {"N": 1, "K": 1},
+    ),
+    "a slice that begins at a negated size": (
+        "N = ids.shape[1]\nx = torch.cat([raw[:, -1:], raw[:, -N:-1]], 1)\n"
+        "loss = ((x @ Q).mean(-1) * (ids != 0)).sum()",
+        {"open": True},
+    ),
+    "a type without a sign": (
+        "x = F.embedding(ids, E) * mask.double().div(2, rounding_mode='floor')[..., None]\n"
+        "x = torch.cat((x + F.relu(x @ Q)).split([N - 1, 1], 1)[::-1], 1)\n"
+        "loss = ((x * (1 - (~mask).byte())[..., None]) ** 2).mean()",
+        {},
     ),
     "a product that broadcasts its bias": (
         "x = (F.embedding(ids, E) @ Q) * (ids != 0)[..., None]\n"

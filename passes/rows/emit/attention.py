@@ -184,7 +184,8 @@ class PackedBuilder:
     # --- tensors as they are -----------------------------------------------------------------------
 
     def _dense(self, node: fx.Node, index: Index, groups: Sequence[tuple[str, ...]], sizes: Sizes) -> fx.Node:
-        """A captured tensor with dims for groups of axes."""
+        """A captured tensor with dims for groups of axes, of which pairs that nobody sees are not read."""
+        self.e.note_entry(node)
         dims, x = shape(node), self.e.dense(node)
         cut = [ordered(sizes, i) for i in index]
         plain = all(

@@ -15,6 +15,7 @@ from ..calls import (
     dim_of_cat,
     dims_of,
     einsum_labels,
+    folded,
     is_tensor,
     joined_parts,
     op,
@@ -343,12 +344,10 @@ def _slice_start(n: fx.Node, length: Size) -> Size | None:
     start = start.meta.get("val") if isinstance(start, fx.Node) else 0 if start is None else start
     if not _plain(start):
         return None
-    start = size(start)
-    if isinstance(start, int) and start < 0:
-        start = length + start
-        # A slice that would begin before the first column begins there.
-        return max(start, 0) if isinstance(start, int) else sympy.Max(start, 0)
-    return start
+    start = sympy.sympify(size(start))
+    # From the end, a slice that would begin before the first column begins there. A size may have either sign.
+    from_end = sympy.Max(start + length, 0)
+    return folded(sympy.Piecewise((from_end, start < 0), (start, True)))
 
 
 def _plain(value: Any) -> bool:

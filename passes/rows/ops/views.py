@@ -132,7 +132,10 @@ def _reshaped(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
 
 def _interleaved(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     x: Any = n.args[0]
-    return e.again(n, self=e.packed(x, chosen), dim=e.position(x, dim_of(n), chosen))
+    rows, axes = e.packed(x, chosen), chosen.space.axes
+    if set(e.typing.atoms(n)[dim_of(n)]) & set(axes):  # a row is repeated by being asked for again
+        return e.reshape(rows, [-1, *e.kept_sizes(n, axes)])
+    return e.again(n, self=rows, dim=e.position(x, dim_of(n), chosen))
 
 
 _SHAPES = ("self", "shape", "size", "sizes", "dim", "start_dim", "end_dim", "other")
