@@ -27,7 +27,7 @@ SHAKES = 3
 
 
 class Shaken(TorchFunctionMode):
-    """Moves what gradients reach by its last bit; ids, masks and buckets of time stay what they are."""
+    """Moves what gradients reach by its last bit, and gradients; ids, masks and buckets of time stay what they are."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -43,8 +43,26 @@ class Shaken(TorchFunctionMode):
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.requires_grad or x.is_leaf:
             return x
         with torch._C.DisableTorchFunction():
-            signs = torch.randint(0, 2, x.shape, generator=self.generator).to(x.dtype) * 2 - 1
-            return x * (1 + torch.finfo(x.dtype).eps * signs)
+            shaken = x * self._factors(x)
+            shaken.register_hook(lambda g: g * self._factors(g))
+            return shaken
+
+    def _factors(self, x: torch.Tensor) -> torch.Tensor:
+        signs = torch.randint(0, 2, x.shape, generator=self.generator).to(x.dtype) * 2 - 1
+        return 1 + torch.finfo(x.dtype).eps * signs
+
+
+class Wide(TorchFunctionMode):
+    """Casts to narrower floating-point types are left out, as the compiler may do inside of an attention."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
+            return torch.Tensor.double(args[0]) if args[0].is_floating_point() else func(*args, **kwargs)
+        wide = [torch.float64 if isinstance(x, torch.dtype) and x.is_floating_point else x for x in args]
+        if isinstance(kwargs.get("dtype"), torch.dtype) and kwargs["dtype"].is_floating_point:
+            kwargs = {**kwargs, "dtype": torch.float64}
+        return func(*wide, **kwargs)
 
 
 def _times(a: Any, b: Any) -> torch.Tensor:

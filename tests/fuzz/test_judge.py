@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from .data import KINDS, Sizes, make_batch
+from .fast import Fast
 from .generate import generate, words
 from .judge import Outcome, compare, explained, inputs, judge, outcome, quiet
 from .program import Line, Program
@@ -176,3 +177,20 @@ def test_inputs_that_are_not_finite_excuse_nothing(factor, verdict):
         got = Outcome({n: v.nan_to_num(0.0) for n, v in wanted.values.items()})
         found = explained(compare(wanted, got, 1e-9), step, wanted, got, 1e-9, step[0])
     assert found[0] == verdict, found
+
+
+@pytest.mark.parametrize("off, status", [(0.0, "assumed"), (1e-3, "different")])
+def test_eagers_nan_made_a_number_is_told_from_a_fault(off, status, monkeypatch):
+    """-inf makes NaN of SiLU in eager, of pads too, where the packed step has nothing; nan_to_num hides that."""
+
+    class Faulty(Fast):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            run = self.run
+            self.run = lambda *values: run(*values) * (1 + off)
+
+    monkeypatch.setitem(judge.__globals__, "Fast", Faulty)
+    lines = [Line("x0", "F.embedding(ids, E) * (ids != 0)[..., None]"), Line("a0", "torch.ones(N, N).tril().bool()")]
+    lines += [Line("p0", "F.silu((x0 @ x0.mT).masked_fill(~a0, float('-inf')))")]
+    lines += [Line("loss0", "(p0 @ x0 * x0).nan_to_num().sum()")]
+    assert judge(SUM.with_lines(lines)).status == status
