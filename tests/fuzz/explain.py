@@ -3,9 +3,9 @@
 Each is tried, not read off the program. *Rounding*: eager itself moves as much when the last bit of every intermediate
 result is shaken. *Not a number on rows nobody reads* (assumption D of docs/soundness.md): eager gives what turbogr
 gives once nothing comes of a product with zero; or also once every NaN is replaced by a number, whichever number.
-*Large scores* (assumption A): a product that goes into a softmax leaves ±4096 in eager, and the same compiled graph
-gives what eager gives once embeddings and features are scaled down so that none does; or eager gives what it gives once
-masks that no longer hide what they are put over are made to.
+*Large scores* (assumptions A and B): a product that goes into a softmax leaves ±4096 in eager, or an exponential
+overflows, and the same compiled graph gives what eager gives once embeddings and features are scaled down so that none
+does; or eager gives what it gives once masks that no longer hide what they are put over are made to.
 """
 
 from __future__ import annotations
@@ -128,9 +128,10 @@ def _not_finite(values: list[Any]) -> bool:
 
 
 class Products(TorchDispatchMode):
-    """The largest number that a matrix product gives before a softmax: scores are made of these."""
+    """The largest number that a matrix product gives before a softmax, and whether an exponential overflows."""
 
     largest = 0.0
+    overflows = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,6 +144,8 @@ class Products(TorchDispatchMode):
             self._seen = max(self._seen, float(finite.max()))
         if func in (aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default, aten.exp.default):
             self.largest = max(self.largest, self._seen)
+        if func is aten.exp.default:
+            self.overflows |= bool((result.isinf() & args[0].isfinite()).any())
         return result
 
 

@@ -250,6 +250,8 @@ def explained(
         or _same_when_hidden(step, actual, tolerance)
     ):
         return "assumed", f"a product of {seen.largest:.0e}, assumption A; {found[1]}", 0.0
+    if seen.overflows and _same_when_quiet(step, compiled, tolerance):
+        return "assumed", f"an exponential overflows, assumption B; {found[1]}", 0.0
     if not _same_when_finite(step, expected):  # inputs that are not finite are checked
         return found
     if _without_nan(None, step, expected, actual, tolerance):
@@ -286,7 +288,8 @@ def _same_when_quiet(step: Step, compiled: Run, tolerance: float) -> bool:
                 for n, v in zip(names, values, strict=True)]  # fmt: skip
         with products() as seen:
             wanted = outcome(run, names, less)
-        small = seen.largest <= LARGEST_SCORE  # the products; what follows them may magnify scores further
+        # The products; what follows them may magnify scores further.
+        small = seen.largest <= LARGEST_SCORE and not seen.overflows
         if small and compare(wanted, outcome(compiled, names, less), tolerance)[0] == "same":
             return True
     return False

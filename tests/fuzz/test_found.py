@@ -139,6 +139,19 @@ def test_no_pass_is_dropped(name: str) -> None:
     assert judge(program(body, *batches, **sizes)).status == "same"
 
 
+@pytest.mark.parametrize("weights", ["p.softmax(1)", "F.silu(q @ q.mT) * (m / m)[..., None]"])
+def test_what_is_not_finite_is_selected_away(weights: str) -> None:
+    """Weights, or factors of queries, that are NaN for queries which are left out: eager takes zeros instead."""
+    body = (
+        "m = (maski == 1)[:, None]\nx = torch.tanh(F.embedding(ids, E) + P)\n"
+        "q = (x @ Q).reshape(B, N, H, D // H).transpose(1, 2)\n"
+        f"p = (q @ q.mT).masked_fill(~m[..., None], -torch.inf)\np = ({weights}).masked_fill(~m[..., None], 0.0)\n"
+        "loss = (p @ q).transpose(1, 2).reshape(B, N, D).gather(1, idx[..., None].expand(B, K, D)).sum()"
+    )
+    verdict = judge(program(body, "right", "left", "late", "masked-out", "holes", "stray"))
+    assert verdict.status in ("same", "assumed") and verdict.packed_calls >= 2, verdict.notes
+
+
 CANCELLED = {
     # What a softmax cancels has a gradient of zero, not none: the judge tells the two apart.
     "a number added to all scores": "s = x @ x.mT + sink[0]",

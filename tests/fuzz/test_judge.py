@@ -101,6 +101,25 @@ def test_large_scores_are_told_from_a_fault(what):
     assert verdict[0] == ("assumed" if what == "a mask" else "different"), verdict
 
 
+WRITTEN_OUT = "(F.embedding(ids, E) @ F.embedding(ids, E).mT * 1e3).masked_fill((ids == 0)[:, None], -torch.inf).exp()"
+
+
+@pytest.mark.parametrize("off, status", [(0.0, "assumed"), (1e-3, "nan")])
+def test_exponentials_that_overflow_are_told_from_a_fault(off, status):
+    lines = [*SUM.lines[:2], Line("e0", WRITTEN_OUT), Line("p0", "e0 / e0.sum(-1, keepdim=True)")]
+    program = SUM.with_lines([*lines, Line("loss0", "(p0 @ x0 * m0[..., None]).sum()")])
+    stable = [replace(x, text=x.text.replace(".exp()", ".softmax(-1)")) for x in program.lines]
+
+    def compiled(*values):
+        return program.with_lines(stable).function()(*values) * (1 + off)
+
+    with quiet():
+        step = (program.function(), program.arguments, inputs(program, 0))
+        wanted, got = outcome(*step), outcome(compiled, *step[1:])
+        verdict = explained(compare(wanted, got, 1e-9), step, wanted, got, 1e-9, compiled)
+    assert verdict[0] == status, verdict
+
+
 def test_rounding_that_the_program_magnifies_is_told_from_a_fault():
     swallowed = Line("x0", "F.embedding(ids, E) + 1e9 - 1e9")
     program = SUM.with_lines([swallowed, SUM.lines[1], Line("loss0", "((x0 @ W).square() * m0[..., None]).sum()")])

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from .... import kernels as _kernels  # noqa: F401  (defines the op)
+from ..calls import COPIES, VIEWS, op
 from .bias import Bias, ByBucket, ByCase, ByDistance, ByTime, Dense
 from .calls import value
 from .formula import DEPTH, KEY, QUERY, WIDTH, Formula, Index, Size
@@ -162,7 +163,7 @@ class _Lowering:
             v = self._times(v, f, self.keys) if KEY in f.axes else v
         if form.values_kept is not None:
             kept = self._truth(form.values_kept, (self.keys, self.groups, ()))
-            v = self.b.call(aten.mul.Tensor, v, kept) if kept is not True else v
+            v = self._where(kept, v) if kept is not True else v
         return q, k, v
 
     def _nothing(self, v: Any) -> tuple[Any, Any, Any]:
@@ -177,8 +178,13 @@ class _Lowering:
             result = result if KEY in f.axes else self._times(result, f, self.queries)
         for table in (visible.queries, self.form.queries_kept):
             kept = self._truth(table, (self.queries, self.heads, ())) if table is not None else True
-            result = self.b.call(aten.mul.Tensor, result, kept) if kept is not True else result
+            result = self._where(kept, result) if kept is not True else result
         return result
+
+    def _where(self, kept: Any, x: Any) -> Any:
+        """Zeros elsewhere, whatever is there: a product with zero would keep NaN."""
+        zero = self.b.constant(torch.zeros((), dtype=value(self.form.value.given).dtype))
+        return self.b.call(aten.where.self, kept, x, zero)
 
     def _read(self, operand: Operand, layout: Layout) -> Any:
         """An operand in full: where it lacks heads that the layout has, it is repeated."""
@@ -196,7 +202,8 @@ class _Lowering:
         return math.prod(int(s) for s in sizes)
 
     def _times(self, x: Any, f: Data, rows: Packed) -> Any:
-        factor = self.b.read(f.node, f.index, (rows, self.heads if rows is self.queries else self.groups, ()), {})
+        layout: Layout = (rows, self.heads if rows is self.queries else self.groups, ())
+        factor = self._harmless(self.b.read(f.node, f.index, layout, {}), f, layout)
         return self.b.call(aten.div.Tensor if f.inverse else aten.mul.Tensor, x, factor)
 
     # --- masks -------------------------------------------------------------------------------------
@@ -372,10 +379,28 @@ class _Lowering:
         for f in factors:
             assert isinstance(f, Data)
             x = self.b.read(f.node, tuple(map(self.moved, f.index)), layout, self.more)
+            x = self._harmless(x, f, layout) if layout == self.pair_layout else x
             if f.inverse:
                 x = self.b.call(aten.reciprocal.default, x)
             found = x if found is None else self.b.call(aten.mul.Tensor, found, x)
         return self._scaled(found, coef)
+
+    def _harmless(self, x: Any, f: Data, layout: Layout) -> Any:
+        """Ones for queries that are left out in the end: what the graph computes there may be NaN, which spreads.
+
+        Inputs are known to be finite.
+        """
+        source = f.node
+        while op(source) in VIEWS | COPIES:
+            source = source.all_input_nodes[0]
+        if QUERY not in f.axes or source.op == "placeholder":
+            return x
+        for table in (self.form.visible.queries, self.form.queries_kept):
+            kept = self._truth(table, (*layout[:-1], ())) if table is not None else True
+            if kept is not True:
+                one = self.b.constant(torch.ones((), dtype=value(f.node).dtype))
+                x = self.b.call(aten.where.self, kept, x, one)
+        return x
 
     def _total(self, leaf: Sum, layout: Layout) -> Any:
         found: Any = None
