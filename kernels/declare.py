@@ -83,7 +83,10 @@ def declare(
     if cpu is not None:
         LIBRARY.impl(name, _compiled(contract, cpu, storage, checked), "CPU")
     register_fake(qualified, _behind(contract.check_sizes, fake), lib=LIBRARY)
-    register_autograd(qualified, backward or _refuse(qualified), setup_context=save, lib=LIBRARY)
+    derivative, keep = backward or _refuse(qualified), save
+    if len(getattr(getattr(torch.ops, NAMESPACE), name).default._schema.returns) == 1:
+        derivative, keep = _undefined_stays(derivative, save)
+    register_autograd(qualified, derivative, setup_context=keep, lib=LIBRARY)
     register_flop_formula(getattr(getattr(torch.ops, NAMESPACE), name), get_raw=True)(flops)
 
 
@@ -131,6 +134,22 @@ def _compiled(
         return kernel(found, *arguments)
 
     return chosen
+
+
+def _undefined_stays(
+    backward: Callable[..., Any], save: Callable[..., None] | None
+) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """No gradient stays none: zeros would let an optimizer decay what has none in eager (a norm of order zero)."""
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        if save is not None:
+            save(ctx, inputs, output)
+        ctx.set_materialize_grads(False)
+
+    def derivative(ctx: Any, grad: torch.Tensor | None) -> Any:
+        return backward(ctx, grad) if grad is not None else (None,) * (len(ctx.needs_input_grad))
+
+    return derivative, keep
 
 
 def _refuse(name: str) -> Callable[..., Any]:

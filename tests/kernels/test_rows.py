@@ -183,3 +183,11 @@ def test_the_error_names_op_row_and_place():
         ops.gather_rows(torch.zeros(5, 2), torch.tensor([0, 7]))
     with pytest.raises(IndexError, match="scatter_rows: row -1, entry 0"):
         ops.scatter_rows(torch.zeros(2, 2), torch.tensor([-1, 7]), 5)
+
+
+def test_no_gradient_stays_none():
+    """A norm of order zero has none, and zeros instead would let an optimizer decay what has none."""
+    x = torch.randn(5, 3, requires_grad=True)
+    packed = ops.gather_rows(x, ROWS)
+    for result in (packed, ops.scatter_rows(packed, ROWS, 4)):
+        assert torch.autograd.grad(result.norm(p=0), x, retain_graph=True, allow_unused=True) == (None,)

@@ -286,7 +286,11 @@ class _Composites(FunctionalTensorMode):
         if func in _COMPARISONS and args[0].is_floating_point():
             with self:
                 holds = _COMPARISONS[func](*args)
-                return args[0].masked_fill_(holds, 1).masked_fill_(~holds, 0)
+                written = args[0].masked_fill_(holds, 1).masked_fill_(~holds, 0)
+                other = args[1]
+                if isinstance(other, torch.Tensor) and other.requires_grad:
+                    written.add_(other.masked_fill(torch.ones_like(other, dtype=torch.bool), 0))
+                return written
         key = _autocast_key(func)
         if key is not None:
             with self:
