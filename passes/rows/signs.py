@@ -1,7 +1,9 @@
 """Whether anybody can tell a negative zero from a positive one.
 
 Where a value is zero on pads, its rows are scattered into zeros instead of being computed there. Those zeros are
-positive; eager's may be negative (-2.0 * 0 is -0.0), and few ops tell: atan2, copysign, signbit, what is divided by it.
+positive; eager's may be negative (-2.0 * 0 is -0.0), and few ops tell: atan2, copysign, signbit, what is divided by it,
+its bits as a whole number. An op that nobody has declared is asked, too: all rows come to it. Those outside of torch
+are not called, and taken not to tell.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from ... import _torch
 from ...graph.nodes import tensor
@@ -42,9 +45,9 @@ class Signs:
         if op(user) == "getitem":
             return self.matter(user)
         found = declared(user)
-        if found is None or op(user) in _ADD:
+        if op(user) in _ADD or (found is None and getattr(user.target, "namespace", "") != "aten"):
             return False
-        if found.axes is not broadcast or _torch.is_random(user):
+        if (found is not None and found.axes is not broadcast) or _torch.is_random(user):
             return self.matter(user)
         told = self._told_by_itself(user, node)
         return told == "numbers" or (told == "signs" and self.matter(user))
@@ -80,7 +83,7 @@ class Signs:
                 result = target(*args, **kwargs)
         except (RuntimeError, TypeError, ValueError, ZeroDivisionError):
             return []
-        results = [result] if isinstance(result, torch.Tensor) else result
+        results = [torch.as_tensor(x) for x in tree_leaves(result) if x is not None]
         return [part for x in results for part in ((x.real, x.imag) if x.is_complex() else (x,))]
 
 

@@ -46,6 +46,19 @@ ROWS = {
     "interleaved": "torch.stack([{x}, {x} @ Q], 2).flatten(1, 2)[:, ::2]",
     "tile": "{x}.tile(1, 2, 1)[:, 1:N + 1]",
     "triangle-of-features": "{x}.tril()",
+    "repeated-matrix-of-columns": "{x} + (({x} + 1).mT @ gain[:1].expand(B, N, N)).mT",
+    "blind-at-some-keys": (
+        "(({x} @ {x}.mT).masked_fill(~({v}[:, None] & (ids[:, :, None] != ids[:, None])), -1e9).softmax(-1)"
+        " * (ids == 1)[:, None]) @ ({x} + 1)"
+    ),
+    "distances-from-the-end": (
+        "{x} + ({x} @ {x}.mT + rel[torch.arange(N)[:, None] - torch.arange(N)])"
+        ".masked_fill(~{v}[:, None], -1e9).softmax(-1) @ {x}"
+    ),
+    "positions-turned-by-one": (
+        "{x} + ({x} @ {x}.mT).masked_fill(~({v}[:, None] & (torch.arange(N)[torch.arange(N) - N + 1][:, None] + 1"
+        " >= torch.arange(N))), -1e9).softmax(-1) @ {x}"
+    ),
     "outer": "torch.einsum('bnd,bne->bnde', {x}, {x}).sum(-1)",
     "outer-turned": "({x} @ {x}.transpose(1, 2)).transpose(1, 2) @ {x}",
     "summed-pairs": "{x} + ({x} @ {x}.transpose(1, 2)).sum(1)[..., None]",
@@ -62,6 +75,7 @@ ROWS = {
     "fill-true": "{x}.masked_fill({v}[..., None], 0.0) + {x}.masked_fill({v}[..., None], 0.5)",
     "zero-by-zero": "torch.atan2({x}, {x}.abs())",
     "sign-of-zero": "torch.copysign(torch.ones(()), {x})",
+    "bits-of-zero": "{x} + ({x}.detach().view(torch.int64) != 0) * 0.5",
     "divided": "{x} / (1 + {x}.abs())",
     "reciprocal": "(1 / {x}.detach()).clamp(-9, 9) + {x}",
     "minus-by-zero": "({x} / {x}.detach().flip(-1)).detach().clamp(-9, 9).nan_to_num(0.25) + {x}",

@@ -67,7 +67,8 @@ class Wide(TorchFunctionMode):
 
 def _times(a: Any, b: Any) -> torch.Tensor:
     product = torch.mul(a, b)
-    return product.masked_fill((torch.as_tensor(a) == 0) | (torch.as_tensor(b) == 0), 0)
+    nothing = (torch.as_tensor(a) == 0) | (torch.as_tensor(b) == 0)
+    return product.masked_fill(nothing & product.isnan(), 0)  # a zero keeps its sign otherwise
 
 
 def _matrix(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -83,7 +84,7 @@ _PRODUCTS: dict[Any, Callable[..., torch.Tensor]] = {
     aten.mul.Tensor: _times,
     aten.mul.Scalar: _times,
     aten.mul_.Tensor: lambda a, b: _into(a, _times(a, b)),
-    aten.div.Tensor: lambda a, b: torch.div(a, b).masked_fill(torch.as_tensor(a) == 0, 0),
+    aten.div.Tensor: lambda a, b: (found := torch.div(a, b)).masked_fill((torch.as_tensor(a) == 0) & found.isnan(), 0),
     aten.mm.default: _matrix,
     aten.bmm.default: _matrix,
     aten.mv.default: lambda a, b: _times(a, b).sum(-1),
