@@ -20,6 +20,7 @@ from . import (
     sampled_loss,
     sampled_softmax,
     segment,
+    sequence_product,
     silu_split,
     table_gradient,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "sampled_loss",
     "sampled_softmax",
     "segment",
+    "sequence_product",
     "silu_split",
     "state",
     "table_gradient",

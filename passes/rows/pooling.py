@@ -133,13 +133,15 @@ def pooling_product(n: fx.Node, typing: Typing, zeros: Zeros, space_of: Callable
         support = zeros.inside(zeros.factor(left) | zeros.factor(right), space.axes) if space else frozenset()
         if space is None or not space.column or not support:
             continue
-        letters = dict(zip(p, typing.atoms(left), strict=True)) | dict(zip(v, typing.atoms(right), strict=True))
+        mine, others = dict(zip(p, typing.atoms(left), strict=True)), dict(zip(v, typing.atoms(right), strict=True))
+        letters = mine | others
         gone = [c for c in dict.fromkeys(p + v) if c not in out]
         if len(gone) != 1 or tuple(letters[gone[0]]) != space.column or gone[0] not in p or gone[0] not in v:
             continue
         both = space_of(left) == space_of(right) == space
-        whole = all(set(d) <= set(space.axes) or not set(d) & set(space.axes) for d in letters.values())
-        if both and whole:
+        # Heads may lie in the dim of sequences, of both.
+        aligned = all(not set(d) & set(space.axes) or mine.get(c) == others.get(c) for c, d in letters.items())
+        if both and aligned:
             return Pooled(space, left, right, (p, v, out), support)
     return None
 

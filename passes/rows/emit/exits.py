@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from ....graph.nodes import tensor
+from ..by_sequence import Operand, made
 from ..calls import LIKE, arg, is_tensor, op, product, rank_of, reduced_dims, shape, value_of
 from ..deciding import Keeps, Leaves, Loses, Sums
 from ..ops.losses import classes_second
@@ -112,16 +113,19 @@ def _one_per_row(e: Values, x: fx.Node, like: fx.Node, chosen: RowSet) -> bool:
 
 
 def pooled(e: Values, n: fx.Node, pool: Pooled) -> fx.Node:
-    """A product that contracts columns: of each row, then summed by sequence."""
+    """A product that contracts columns: of each row, then summed by sequence; or at once, where it makes a matrix."""
     left, right = pool.left, pool.right
     chosen = e.set_of(pool.space, e.an.rows_where(pool.space, pool.support))
     axes = pool.space.axes
     p, v, out = pool.equation
+    matrices = made(e, Operand(left, p), Operand(right, v), out, chosen)
+    if matrices is not None:
+        sizes = e.kept_sizes(n, axes)
+        return e.padded(e.reshape(matrices, [-1, *sizes]), n, Space(pool.space.sequence))
 
     def letters(label: str, x: fx.Node) -> str:
         return "T" + "".join(label[d] for d, _ in e.kept(x, axes))
 
-    row = "".join(c for c, d in zip(out, e.typing.atoms(n), strict=True) if not set(d) & set(axes))
-    equation = f"{letters(p, left)},{letters(v, right)}->T{row}"
+    equation = f"{letters(p, left)},{letters(v, right)}->{letters(out, n)}"
     y = e.call(aten.einsum.default, equation, [e.packed(left, chosen), e.packed(right, chosen)])
     return e.padded(e.scattered(y, chosen, pool.space.sequence), n, Space(pool.space.sequence))

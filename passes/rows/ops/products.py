@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from ..by_sequence import MOST_COPIED, Operand, Times, multiplied, times
 from ..calls import (
     COPIES,
     VIEWS,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from ..zeros import Support, Zeros
 
 aten = torch.ops.aten
-MOST_COPIED = 4  # times as large as a row may be what each row of a sequence gets a copy of
 REPEATS = ("expand", "broadcast_to", "expand_as", "repeat", "tile")
 
 
@@ -113,7 +113,8 @@ def _product_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
     same = same and r.covers(x, s) and r.covers(y, s)
     if same and r.typing.atoms(x)[:-2] == r.typing.atoms(y)[:-2] == batch:
         return None
-    return None if _is_of_sequences(r.typing, n, x, y, s) else "a product of values with other rows"
+    of_sequences = _is_of_sequences(r.typing, n, x, y, s) or _times(r.typing, n, x, y, s) is not None
+    return None if of_sequences else "a product of values with other rows"
 
 
 def _letters(n: fx.Node, x: fx.Node, y: fx.Node) -> tuple[list[str], list[str], list[str]]:
@@ -121,6 +122,14 @@ def _letters(n: fx.Node, x: fx.Node, y: fx.Node) -> tuple[list[str], list[str], 
     rank = rank_of(n)
     out = list(ascii_lowercase[:rank])
     return [*out[rank - rank_of(x) : -1], "z"], [*out[rank - rank_of(y) : -2], "z", out[-1]], out
+
+
+def _times(t: Typing, n: fx.Node, x: fx.Node, y: fx.Node, s: Space) -> Times | None:
+    """Rows times the matrix of their sequence."""
+    if op(n) not in ("matmul", "bmm") or min(rank_of(x), rank_of(y)) < 2:
+        return None
+    of_x, of_y, out = _letters(n, x, y)
+    return times(t, (Operand(x, of_x), Operand(y, of_y)), out, s)
 
 
 def _is_of_sequences(t: Typing, n: fx.Node, x: fx.Node, y: fx.Node, s: Space) -> bool:
@@ -196,6 +205,10 @@ def _matmul_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     repeated = rank_of(y) > 2 and rank_of(x) > 1 and _is_repeated(e.typing, y, set(chosen.space.axes))
     if repeated or _is_of_sequences(e.typing, n, x, y, chosen.space):
         return _by_letters(e, n, x, y, chosen)
+    by_sequence = _times(e.typing, n, x, y, chosen.space)
+    if by_sequence is not None:
+        result = multiplied(e, by_sequence, _letters(n, x, y)[2], chosen)
+        return e.reshape(result, [-1, *e.kept_sizes(n, chosen.space.axes)])
     free = e.an.rowwise.free(y, chosen.space)
     return e.call(aten.matmul.default, e.packed(x, chosen), e.dense(y) if free else e.packed(y, chosen))
 
@@ -248,6 +261,11 @@ def _einsum_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     assert labels is not None
     inputs, out = labels
     axes = chosen.space.axes
+    found = times(
+        e.typing, [Operand(x, label) for label, x in zip(inputs, operands(n, 1), strict=True)], out, chosen.space
+    )
+    if found is not None:
+        return e.reshape(multiplied(e, found, out, chosen), [-1, *e.kept_sizes(n, axes)])
     texts, values = [], []
     for label, x in zip(inputs, operands(n, 1), strict=True):
         if e.an.rowwise.free(x, chosen.space):

@@ -73,4 +73,107 @@ def test_a_large_matrix_is_not_copied_for_each_row(table):
         return ((F.embedding(ids, table) @ wide).tanh().sum(-1) * (ids != 0)).sum()
 
     assert_same(step, table, *[(ids,) for ids in BATCHES], instruments=[watch])
-    assert not watch.looks_up_packed
+    assert watch.looks_up_packed and "turbogr.sequence_mm.default" in watch.targets
+
+
+# --- linear attention: the rows of a sequence make a matrix, and each row is multiplied with it ------------------
+
+WIDE = torch.randn(FEATURES, 3 * 24, dtype=torch.float64)
+
+
+def by_products(q, k, v):
+    """(B, h, N, d) throughout."""
+    return q @ (k.transpose(-1, -2) @ v)
+
+
+def by_one_head(q, k, v):
+    q, k, v = (x.transpose(1, 2).flatten(2) for x in (q, k, v))
+    return torch.bmm(q, torch.bmm(k.transpose(1, 2), v)).unsqueeze(1)
+
+
+def by_heads_in_the_batch(q, k, v):
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    return torch.bmm(q, torch.bmm(k.transpose(1, 2), v)).unflatten(0, (SEQUENCES, 2))
+
+
+def by_letters(q, k, v):
+    return torch.einsum("bhnd,bhde->bhne", q, torch.einsum("bhnd,bhne->bhde", k, v))
+
+
+def by_letters_in_another_order(q, k, v):
+    """Heads behind rows, the matrix transposed, three operands."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    made, total = torch.einsum("nshd,nshm->nhmd", k, v), torch.einsum("nlhd,nhd->nlh", q, k.sum(1))
+    return torch.einsum("nlhd,nhmd,nlh->nlhm", q, made, 1 / (total + 1)).transpose(1, 2)
+
+
+def by_one_matrix_for_all_heads(q, k, v):
+    """The matrix broadcasts: each row has a line per head."""
+    return q @ (k[:, :1].transpose(-1, -2) @ v[:, :1])
+
+
+@pytest.mark.parametrize(
+    "attend",
+    [
+        by_products,
+        by_one_head,
+        by_heads_in_the_batch,
+        by_letters,
+        by_letters_in_another_order,
+        by_one_matrix_for_all_heads,
+    ],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.parametrize("capacity", [None, 4])
+def test_linear_attention_is_packed(attend, capacity, table):
+    def step(ids):
+        valid = (ids != 0)[:, None, :, None]
+        q, k, v = (F.embedding(ids, table) @ WIDE).unflatten(-1, (2, 36)).transpose(1, 2).split(12, -1)
+        return (attend(q.relu(), k.relu() * valid, v).tanh() * valid).sum()
+
+    watch = Watch()
+    assert_same(step, table, *[(ids,) for ids in BATCHES], instruments=[watch], capacity=capacity)
+    assert watch.looks_up_packed
+    assert {"turbogr.sequence_mm.default", "turbogr.sequence_outer.default"} <= set(watch.targets)
+
+
+def summed_first(q, m):
+    """A letter of one operand alone is a sum, and no product contracts it."""
+    return torch.einsum("bnd,bef->bnf", q, m)
+
+
+def of_another_sequence(q, m):
+    return torch.einsum("bnd,bde->bne", q, m.roll(1, 0))
+
+
+def of_columns(q, m):
+    """A matrix for each column."""
+    return torch.einsum("bnd,nde->bne", q, m.repeat(2, 1, 1))
+
+
+def broadcast_inside(q, m):
+    """A contracted dim of size one broadcasts."""
+    return torch.einsum("bnd,bde->bne", q, m[:, :1])
+
+
+def test_rows_that_meet_those_of_other_sequences(table):
+    """Two letters run over sequences: neither operand's sequence is the other's."""
+
+    def step(ids):
+        x = F.embedding(ids, table) * (ids != 0)[..., None]
+        return torch.einsum("bnd,ane->bade", x, x.tanh()).square().sum()
+
+    assert_same(step, table, *[(ids,) for ids in BATCHES])
+
+
+@pytest.mark.parametrize(
+    "product", [summed_first, of_another_sequence, of_columns, broadcast_inside], ids=lambda f: f.__name__
+)
+def test_products_that_look_like_those_by_sequence(product, table):
+    matrices = torch.randn(SEQUENCES, 24, 24, dtype=torch.float64)
+
+    def step(ids):
+        q = F.embedding(ids, table) @ WIDE[:, :24]
+        return (product(q, matrices).tanh() * (ids != 0)[..., None]).sum()
+
+    assert_same(step, table, *[(ids,) for ids in BATCHES])
