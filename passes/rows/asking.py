@@ -14,7 +14,7 @@ from .attending import Attention
 from .attention.formula import KEY, QUERY
 from .calls import arg, op, operand
 from .meaning import Predicate, Within
-from .sets import ALL, Read, Shown, Terms, VisibleTo, Wanted, seen
+from .sets import ALL, Shown, Terms, VisibleTo, Wanted, read, seen
 from .spaces import Space
 from .spans import pieces
 
@@ -165,7 +165,7 @@ def _move(an: DemandAnalysis, u: fx.Node, d: Wanted) -> bool:
         return False
     terms: Iterable[Any] = [None] if d is ALL else d
     for x, relation in move.parts:
-        an.give(x, frozenset(Read(relation, t) for t in terms) if an.space_of(x) == relation.into else ALL)
+        an.give(x, frozenset(read(relation, t) for t in terms) if an.space_of(x) == relation.into else ALL)
     for x in u.all_input_nodes:
         if x not in [p for p, _ in move.parts]:
             an.give(x, ALL)

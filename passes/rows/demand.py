@@ -23,7 +23,7 @@ from .meaning import Predicate, Within
 from .missed import Missed
 from .moves import Move
 from .rowspaces import LOSSES
-from .sets import ALL, Demand, Holding, Read, Terms, Wanted
+from .sets import ALL, Demand, Holding, Read, Terms, Wanted, united
 from .spaces import Projected, Space
 from .spans import Span
 from .thinned import at_odds
@@ -113,12 +113,19 @@ class DemandAnalysis:
             wanted = self.rows_where(space, self.support(node))
         have = self.wanted.get(node)
         if have is not None:
-            wanted = ALL if isinstance(have, Demand) or isinstance(wanted, Demand) else have | wanted
+            wanted = ALL if isinstance(have, Demand) or isinstance(wanted, Demand) else self._united(have | wanted)
         if wanted is not ALL and len(wanted) > MOST_TERMS:
             text = f"rows stay padded up to here: each layer after it asks for other rows, {len(wanted)} sets by now"
             self.miss(node, "rows-scattered", text)
             wanted = ALL
         self.wanted[node] = self._with_body(node, wanted)
+
+    def _united(self, terms: Terms) -> Terms:
+        """In fewer terms; those that took keys in have keys."""
+        found = united(terms)
+        if found != terms and (terms - found) & self.key_terms:
+            self.key_terms |= found - terms
+        return found
 
     def _is_zero_elsewhere(self, node: fx.Node) -> bool:
         """Need the value be computed only where it is not zero? Index arithmetic, being cheap, is not left out."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -129,11 +129,60 @@ Wanted = Demand | Terms  # of a value: all of its rows, or those of a union
 
 def seen(term: Term, least: Any, most: Any) -> Term:
     """Keys of the queries in `term`; what a stack of layers sees collapses where that is exact or larger."""
-    least = min(int(least), 0)
-    most = int(most)
-    if isinstance(term, Seen):
-        return Seen(term.of, term.least + least, min(term.most + most, UNBOUNDED))
-    return Seen(term, least, min(most, UNBOUNDED))
+    of, first, last = _banded(term)
+    return Seen(of, first + min(int(least), 0), min(last + int(most), UNBOUNDED))
+
+
+def read(relation: Relation, of: Term | None) -> Term:
+    """What moves rows to other columns and back again ends at rows around those that it began with.
+
+    Columns that fall off an end on the way may be among them: the set is as large as the rows that are read, or larger.
+    """
+    at, least, most, distance = of, 0, 0, relation.start if _shifts(relation) else None
+    while distance is not None and at is not None:
+        at, first, last = _banded(at)
+        least, most = least + first, most + last
+        if not isinstance(at, Read) or not _shifts(at.relation) or at.of is None:
+            break
+        distance = distance + at.relation.start
+        if at.relation.out == relation.into and isinstance(distance, int):
+            origin, first, last = _banded(at.of)
+            return _band(origin, least + first - distance, min(most + last - distance, UNBOUNDED))
+        at = at.of
+    return Read(relation, of)
+
+
+def _shifts(relation: Relation) -> TypeGuard[Moved]:
+    return isinstance(relation, Moved) and relation.step == 1 and not relation.wraps
+
+
+def _banded(term: Term) -> tuple[Term, int, int]:
+    """A term as the rows at some distances before those of another."""
+    return (term.of, term.least, term.most) if isinstance(term, Seen) else (term, 0, 0)
+
+
+def _band(of: Term, least: int, most: int) -> Term:
+    return of if least == most == 0 else Seen(of, least, most)
+
+
+def united(terms: Terms) -> Terms:
+    """The same rows in fewer terms: distances that follow each other are one range."""
+    if not any(isinstance(t, Seen) for t in terms):
+        return terms
+    ranges: dict[Term, list[tuple[int, int]]] = {}
+    for term in terms:
+        of, least, most = _banded(term)
+        ranges.setdefault(of, []).append((least, most))
+    found = set()
+    for of, bounds in ranges.items():
+        (least, most), *rest = sorted(bounds)
+        for first, last in rest:
+            if first > most + 1:
+                found.add(_band(of, least, most))
+                least = first
+            most = max(most, last)
+        found.add(_band(of, least, most))
+    return frozenset(found)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from .calls import Size
-from .sets import UNBOUNDED, Read, Terms, seen
+from .sets import UNBOUNDED, Terms, read, seen
 from .spaces import Moved, Space
 
 
@@ -51,9 +51,9 @@ class Window:
         if self.space == self.into and isinstance(first, int) and isinstance(last, int):
             return frozenset(seen(t, min(-last, 0), max(-first, 0)) for t in wanted)
         if self.inside and isinstance(last - first, int):
-            reads = [Read(self.taps[0], t) for t in wanted]
+            reads = [read(self.taps[0], t) for t in wanted]
             return frozenset(seen(r, int(first - last), 0) for r in reads)
-        return frozenset(Read(tap, t) for tap in self.taps for t in wanted)
+        return frozenset(read(tap, t) for tap in self.taps for t in wanted)
 
     @property
     def taps(self) -> list[Moved]:
