@@ -165,6 +165,15 @@ def _band(of: Term, least: int, most: int) -> Term:
     return of if least == most == 0 else Seen(of, least, most)
 
 
+def spanned(terms: Iterable[Term]) -> Terms:
+    """Rows at some distances before those of one term, and all rows in between."""
+    every = frozenset(terms)
+    bands = [_banded(term) for term in every]
+    if len({of for of, _, _ in bands}) != 1:
+        return every
+    return frozenset([_band(bands[0][0], min(first for _, first, _ in bands), max(last for _, _, last in bands))])
+
+
 def united(terms: Terms) -> Terms:
     """The same rows in fewer terms: distances that follow each other are one range."""
     if not any(isinstance(t, Seen) for t in terms):

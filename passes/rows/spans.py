@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from .calls import Size
-from .sets import UNBOUNDED, Terms, read, seen
+from .sets import UNBOUNDED, Terms, read, seen, spanned
 from .spaces import Moved, Space
 
 
@@ -53,7 +53,7 @@ class Window:
         if self.inside and isinstance(last - first, int):
             reads = [read(self.taps[0], t) for t in wanted]
             return frozenset(seen(r, int(first - last), 0) for r in reads)
-        return frozenset(read(tap, t) for tap in self.taps for t in wanted)
+        return frozenset(r for t in wanted for r in spanned(read(tap, t) for tap in self.taps))
 
     @property
     def taps(self) -> list[Moved]:

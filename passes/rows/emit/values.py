@@ -247,8 +247,8 @@ class Values(Inputs):
         twin: Any = self._twins[key]
         return twin[index] if isinstance(twin, list) else self.call(operator.getitem, twin, index)
 
-    def neighbours(self, x: fx.Node, relations: Sequence[Relation], chosen: RowSet) -> list[fx.Node]:
-        """For each relation, the rows that rows of a set read through it; zeros where there are none."""
+    def neighbours(self, x: fx.Node, relations: Sequence[Relation], chosen: RowSet) -> fx.Node:
+        """(rows, relations, kept dims): what rows of a set read through each relation; zeros where there is nothing."""
         into, home = relations[0].into, self.homes.get(x)
         if home is not None and home.space == into:
             twin = self._twins[x, home]
@@ -271,12 +271,13 @@ class Values(Inputs):
             out[hit] = r.found(home, there[hit])
             return out
 
-        found = []
+        each = []
         for relation in relations:
             self._needs_relation(relation)
-            index = self.per_row("near", ("near", x, relation, chosen), chosen, partial(recipe, relation=relation))
-            found.append(self.call(GATHER, source, index))
-        return found
+            near = partial(recipe, relation=relation)
+            each.append(self.per_row("near", ("near", x, relation, chosen), chosen, near))
+        index = self.reshape(self.call(aten.stack.default, each, 1), [-1])
+        return self.reshape(self.call(GATHER, source, index), [-1, len(each), *self.kept_sizes(x, into.axes)])
 
     def moved(self, n: fx.Node, move: Move, chosen: RowSet) -> fx.Node:
         """Gather the rows of a result from its parts."""

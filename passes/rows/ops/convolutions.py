@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from ..calls import arg, op, operand, quotient, rank_of, shape
+from ..calls import arg, op, operand, product, quotient, rank_of, shape
 from ..declaration import row_op
 from ..spans import Window
 
@@ -130,16 +130,21 @@ def _packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     """A product with the rows of each window, side by side."""
     x, weight, bias = operand(n), operand(n, 1), arg(n, "bias")
     span = e.an.span_of(n)
-    if isinstance(span, Window):
-        rows = e.neighbours(x, span.taps, chosen)
-        axes = span.into.axes
-    else:
-        rows, axes = [e.packed(x, chosen)], chosen.space.axes
+    axes = span.into.axes if isinstance(span, Window) else chosen.space.axes
     kept = e.kept(x, axes)
     one, wide = [s for d, s in kept if d == 0], [s for d, s in kept if d > 1]  # a batch of one sequence has no axis
+    rows = e.neighbours(x, span.taps, chosen) if isinstance(span, Window) else e.packed(x, chosen)
     groups, (out, inner, *_) = arg(n, "groups"), shape(weight)
-    windows = e.reshape(e.call(aten.stack.default, rows, 1), [-1, len(rows), groups, inner, *(wide or [1])])
-    kernel = e.reshape(e.dense(weight), [groups, quotient(out, groups), inner, len(rows)])
+    taps = len(span.taps) if isinstance(span, Window) else 1
+    if groups == 1 and all(size == 1 for size in wide):
+        kernel = e.call(aten.transpose.int, e.reshape(e.dense(weight), [out, inner, taps]), 1, 2)
+        window = e.reshape(rows, [-1, product([taps, inner])])
+        y = e.call(
+            aten.linear.default, window, e.reshape(kernel, [out, -1]), e.dense(bias) if bias is not None else None
+        )
+        return e.reshape(y, [-1, *one, out, *wide])
+    windows = e.reshape(rows, [-1, taps, groups, inner, *(wide or [1])])
+    kernel = e.reshape(e.dense(weight), [groups, quotient(out, groups), inner, taps])
     y = e.call(aten.einsum.default, "tkgce,gock->tgoe", [windows, kernel])
     y = e.reshape(y, [-1, *one, out, *wide])
     if bias is None:
@@ -158,8 +163,8 @@ def _columns_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     x: Any = n.args[0]
     span = e.an.span_of(n)
     assert isinstance(span, Window)
-    rows = e.neighbours(x, span.taps, chosen)
-    return e.reshape(e.call(aten.stack.default, rows, -1), [-1, shape(n)[1]])
+    rows = e.reshape(e.neighbours(x, span.taps, chosen), [-1, len(span.taps), quotient(shape(n)[1], len(span.taps))])
+    return e.reshape(e.call(aten.transpose.int, rows, 1, 2), [-1, shape(n)[1]])
 
 
 _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
