@@ -196,7 +196,7 @@ def _run(chosen: list[Value], calls: list[Node], depending: list[Value], last: b
         n.model.read(n, any(v.node is n and _is_raw(v) for v in chosen))
         if n.ran and not any(v.meta.requires_grad for v in chosen):
             n.model.read_late()
-    plan = Plan(chosen, kept.leaves_of(chosen, nodes, depending))
+    plan = Plan(chosen, kept.leaves_of(chosen, nodes, depending), nodes)
     # Inputs are there: what nobody can ask for again lets go of old parameters before kernels touch their memory.
     results = _compute(plan, (lambda: _let_go(nodes, chosen, depending)) if last else lambda: None)
     kept.keep(plan.leaves, results[len(chosen) :])

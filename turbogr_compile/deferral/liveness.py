@@ -27,6 +27,7 @@ _KNOWN = sys.implementation.name == "cpython" and sys.version_info[:2] == (3, 11
 # Between user code and us. A tensor that one of these has, too, is not proven dead.
 _BETWEEN = (__name__.rpartition(".")[0], "torch._dynamo.", "torch._tensor", "torch.overrides", "torch.autograd")
 _PLAIN = (type(None), torch.Tensor, torch.nn.Module, int, float, str, types.FunctionType, types.MethodType)  # hold none
+_NO_CONTAINERS = {*_PLAIN, bool, type, types.ModuleType, types.BuiltinFunctionType}
 
 
 def may_be_read(values: Sequence[Value]) -> list[Value]:
@@ -68,7 +69,7 @@ def _account(frame: types.FrameType, left: dict[int, int]) -> None:
             held = variables.get(name)
             if id(held) in left:
                 found = [id(held)]
-            elif isinstance(held, _PLAIN):
+            elif type(held) in _NO_CONTAINERS or isinstance(held, _PLAIN):
                 continue
             else:
                 found = [id(item) for item in _items(held) if id(item) in left]

@@ -191,8 +191,8 @@ class Value:
     def becomes(self, real: torch.Tensor) -> None:
         """Computed: from now on an ordinary tensor, which keeps nothing of the record alive."""
         self.real, self.seen, self.maker, self.alias, self.kept = real, None, None, None, None
-        if real.requires_grad:
-            self.edge = torch.autograd.graph.get_gradient_edge(real)
+        if real.requires_grad and (real.grad_fn is not None or not real._is_view()):
+            self.edge = torch.autograd.graph.get_gradient_edge(real)  # a view made under no_grad has none
         WAITING.pop(id(self), None)
 
     @property
@@ -332,12 +332,14 @@ def tensors_of(x: Any) -> list[Any]:
 
 
 def _add_tensors(x: Any, found: list[Any]) -> None:
-    if isinstance(x, torch.Tensor):
-        found.append(x)
-    elif isinstance(x, (list, tuple, dict)):
+    if isinstance(x, (list, tuple, dict)):
         for item in x.values() if isinstance(x, dict) else x:
-            if type(item) not in SCALARS:
+            if isinstance(item, torch.Tensor):
+                found.append(item)
+            elif type(item) not in SCALARS:
                 _add_tensors(item, found)
+    elif isinstance(x, torch.Tensor):
+        found.append(x)
     elif isinstance(x, slice):
         _add_tensors((x.start, x.stop, x.step), found)
 
@@ -350,8 +352,9 @@ def above(values: Sequence[Value]) -> list[Node]:
         node = todo.pop()
         if node is not None and node.order not in seen:
             seen[node.order] = node
-            todo += [v.maker for v in node.inputs]
-    return [seen[k] for k in sorted(seen)]
+            for v in node.inputs:
+                todo.append(v.maker)
+    return [seen[k] for k in sorted(seen)] if len(seen) > 1 else list(seen.values())
 
 
 # --- gradients that come by other ways ------------------------------------------------------------------

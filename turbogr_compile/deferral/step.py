@@ -36,18 +36,19 @@ class Plan:
     Of the values in `leaves`, rows that are computed anyway are returned, too, and where they are.
     """
 
-    def __init__(self, wanted: Sequence[Value], leaves: Sequence[Value] = ()) -> None:
-        self.wanted, self.leaves, self.nodes = list(wanted), list(leaves), above(wanted)
+    def __init__(self, wanted: Sequence[Value], leaves: Sequence[Value] = (), nodes: list[Node] | None = None) -> None:
+        self.wanted, self.leaves = list(wanted), list(leaves)
+        self.nodes = above(wanted) if nodes is None else nodes
         self.place = {n.order: i for i, n in enumerate(self.nodes)}
         self.sources: list[Source] = []
         self.numbers: list[int] = []
-        self._slots: dict[int, list[int]] = {}
+        self._slots: dict[int, int] = {}
         for node in self.nodes:
             if node.given_up:
                 raise LateRead(f"turbogr: a deferred result is read, {node.given_up}; model called at {where(node)}")
         # Kinds say everything but who the tensors are.
         self.exact = (
-            tuple([(n.kind, *map(self._wire, n.inputs), *map(self._slot, n.sources)) for n in self.nodes]),
+            tuple([(n.kind, self._slots_of(n.sources), *map(self._wire, n.inputs)) for n in self.nodes]),
             tuple([self._wire(v) for v in self.wanted]),
             tuple([self._wire(v) for v in self.leaves]),
         )
@@ -70,15 +71,25 @@ class Plan:
         return self.place[v.node.order], v.index
 
     def _slot(self, source: Source) -> int:
-        known = self._slots.get(id(source.tensor))
-        if known is None:
-            known = self._slots[id(source.tensor)] = []
-        for slot in known:
+        slot = self._slots.get(id(source.tensor))
+        if slot is not None:
             if self.sources[slot] is source or self.sources[slot].same(source):
                 return slot
-        known.append(len(self.sources))
+            for k, s in enumerate(self.sources):  # other values that the tensor had
+                if s is source or s.same(source):
+                    return k
+        else:
+            self._slots[id(source.tensor)] = len(self.sources)
         self.sources.append(source)
-        return known[-1]
+        return len(self.sources) - 1
+
+    def _slots_of(self, sources: Sequence[Source]) -> Sequence[int]:
+        if not self.sources:  # a model has many parameters, each once
+            slots = {id(s.tensor): i for i, s in enumerate(sources)}
+            if len(slots) == len(sources):
+                self.sources, self._slots = list(sources), slots
+                return range(len(sources))
+        return tuple([self._slot(s) for s in sources])
 
     def _call(self, node: Node) -> Any:
         model = node.model
