@@ -180,13 +180,40 @@ DOCUMENTED = ("after a loss of it was computed", "code that does not ask a tenso
 
 
 def without_compiler(source):
-    """Deferral alone: recorded steps run op by op."""
+    """Deferral alone: recorded steps run op by op, and are one function to autograd, as compiled ones are."""
     kept = step.Programs.run
-    step.Programs.run = lambda programs, plan, ready=lambda: None: kept(step.Programs(step._op_by_op), plan, ready)
+    step.Programs.run = lambda programs, plan, ready=lambda: None: kept(step.Programs(one_function), plan, ready)
     try:
         return judged(source)
     finally:
         step.Programs.run = kept
+
+
+def one_function(module, inputs):
+    return lambda *given: Step.apply(module.forward, *given)
+
+
+class Step(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, run, *given):
+        ctx.set_materialize_grads(False)
+        inner = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in given]
+        with torch.set_grad_enabled(any(ctx.needs_input_grad)):
+            results = run(*inner)
+        ctx.inner, ctx.results = inner, results
+        found = tuple(r.detach().clone() for r in results)
+        ctx.mark_non_differentiable(*(f for f, r in zip(found, results, strict=True) if not r.requires_grad))
+        return found
+
+    @staticmethod
+    def backward(ctx, *grads):
+        wanted = [i for i, x in enumerate(ctx.inner) if isinstance(x, torch.Tensor) and x.requires_grad]
+        pairs = [(r, g) for r, g in zip(ctx.results, grads, strict=True) if g is not None]
+        inputs = [ctx.inner[i] for i in wanted]
+        results, given = zip(*pairs, strict=True)
+        found = torch.autograd.grad(results, inputs, given, retain_graph=True, allow_unused=True)
+        by_place = dict(zip(wanted, found, strict=True))
+        return None, *(by_place.get(i) for i in range(len(ctx.inner)))
 
 
 def raised_somewhere(error):

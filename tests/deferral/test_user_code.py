@@ -88,6 +88,59 @@ def gradient_of_logits(model, called):
     return torch.autograd.grad(cross_entropy(logits), logits)
 
 
+def gradient_of_a_view_of_logits(model, called):
+    logits = called(IDS)
+    rows = logits.view(-1, logits.size(-1))
+    loss = cross_entropy(rows)
+    return torch.autograd.grad(loss, rows)
+
+
+def gradient_of_logits_and_of_what_follows(model, called):
+    logits = called(IDS)
+    twice = logits * 2
+    loss = cross_entropy(logits) + cross_entropy(twice)
+    return torch.autograd.grad(loss, [twice, logits])
+
+
+def gradient_of_one_of_two_calls(model, called):
+    first, second = called(IDS), called(IDS.flip(0))
+    other = second.mean()
+    return torch.autograd.grad(cross_entropy(first) + other, first), other
+
+
+def backward_into_logits_alone(model, called):
+    first, second = called(IDS), called(IDS.flip(0))
+    loss, other = cross_entropy(first), second.square().mean()
+    loss.backward(inputs=[first], retain_graph=True)
+    torch.autograd.backward(other, inputs=[second, model.head.bias])
+    return first.grad, second.grad
+
+
+def retain_grad_after_recording(model, called):
+    logits = called(IDS)
+    scaled = logits / 2
+    loss = cross_entropy(scaled)
+    scaled.retain_grad()
+    logits.retain_grad()
+    loss.backward()
+    return logits.grad, scaled.grad
+
+
+def hook_after_a_metric_was_read(model, called):
+    seen, logits = [], called(IDS)
+    seen.append((logits.argmax(-1) == Y).sum().item())
+    logits.register_hook(lambda g: seen.append(g.clone()))
+    cross_entropy(logits).backward()
+    return seen
+
+
+def view_written_under_no_grad(model, called):
+    logits = called(IDS)
+    with torch.no_grad():
+        logits[:, 1:].mul_(2)
+    return cross_entropy(logits)
+
+
 def hook_before_loss(model, called):
     seen, logits = [], called(IDS)
     logits.register_hook(lambda g: seen.append(g.clone()))
@@ -587,7 +640,16 @@ def test_same_with_attention_and_with_a_graph_break(code, kind):
     assert_same(code, kind=kind)
 
 
-@pytest.mark.parametrize("code", [one_loss, after_optimizer_step, custom_function], ids=lambda f: f.__name__)
+# There a step is one function to autograd: nothing passes an output that the loss was not computed from.
+@pytest.mark.parametrize(
+    "code",
+    [
+        one_loss, after_optimizer_step, custom_function, gradient_of_logits, gradient_of_a_view_of_logits,
+        gradient_of_logits_and_of_what_follows, backward_into_logits_alone, hook_after_recording, hook_that_changes,
+        retain_grad_after_recording, hook_after_a_metric_was_read, gradient_of_one_of_two_calls,
+    ],
+    ids=lambda f: f.__name__,
+)  # fmt: skip
 def test_same_on_the_default_target(code):
     assert_same(code, options=(("target", "cpu"),))
 

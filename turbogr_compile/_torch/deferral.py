@@ -163,9 +163,9 @@ def _teach_dynamo(kind: type, module: str, stand_in: Any, takes: Any, value_of: 
 
 
 @lru_cache(maxsize=1)
-def teach_autograd(kind: type, value_of: Callable[[Any], Any]) -> None:
+def teach_autograd(kind: type, value_of: Callable[[Any], Any], placed_of: Callable[[Any], Any]) -> None:
     """What Python gives to C++ autograd without asking a tensor of type `kind` is `value_of(x)`: the arguments of an
-    `autograd.Function`, and the roots of a backward."""
+    `autograd.Function`, and the roots of a backward; `placed_of(x)` for what a backward's gradients are asked of."""
     from torch._functorch import utils
     from torch.utils._pytree import tree_map
 
@@ -176,6 +176,8 @@ def teach_autograd(kind: type, value_of: Callable[[Any], Any]) -> None:
 
     @wraps(backward)
     def backward_of_values(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("inputs") is not None:
+            kwargs["inputs"] = placed_of(kwargs["inputs"])
         return backward(tree_map(value_of, tensors), *args, **kwargs)
 
     utils.unwrap_dead_wrappers = unwrap_dead_wrappers

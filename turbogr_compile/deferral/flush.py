@@ -27,8 +27,8 @@ READ_APART = 4  # times that a call is computed for one thing and another, befor
 
 
 @torch.compiler.disable
-def realize(values: Sequence[Value]) -> None:
-    """Make these ordinary tensors."""
+def realize(values: Sequence[Value], alone: bool = False) -> None:
+    """Make these ordinary tensors; `alone`: no numbers that follow from them along with them."""
     with LOCK, apart():
         todo = [v for v in values if v.waits]
         if not todo:
@@ -41,7 +41,8 @@ def realize(values: Sequence[Value]) -> None:
             return
         if _read_apart(bases, calls):
             return
-        together = _distinct([*bases, *_numbers(depending), *_siblings(bases, depending), *_kept_of_once(calls)])
+        along = [] if alone else [*_numbers(depending), *_siblings(bases, depending), *_kept_of_once(calls)]
+        together = _distinct([*bases, *along])
         besides = together[len(bases) :]
         try:
             _run(together, calls, depending, last=not besides)
@@ -52,6 +53,23 @@ def realize(values: Sequence[Value]) -> None:
             _alone(besides)  # eager would have raised where it was recorded, and nobody asks for it here
             _run(bases, calls, depending, last=False)
         _settle()
+
+
+@torch.compiler.disable
+def place(values: Sequence[Value]) -> None:
+    """Make these ordinary tensors through which the gradients of all that hangs on them pass: the model's outputs are
+    computed, and everything else follows from them."""
+    with LOCK, apart():
+        for call in _calls([v for v in values if v.waits]):
+            realize(_outputs_read(call), alone=True)
+        realize(values)
+
+
+def _outputs_read(call: Node) -> list[Value]:
+    """Outputs of a model's call that somebody waits for, or for something that is computed from them."""
+    waiting = [v for v in list(WAITING.values()) if v.waits]
+    asked = [*waiting, *(v for n in above(waiting) for v in n.inputs)]
+    return _distinct(v for v in asked if v.waits and v.node is call)
 
 
 @torch.compiler.disable
@@ -116,7 +134,7 @@ def _recomputed(values: Sequence[Value]) -> list[torch.Tensor]:
     for n in _calls(values):
         if n.ran:
             n.model.read_late()
-    return _compute(Plan(values))
+    return _compute(Plan(values), looks=True)
 
 
 def apart() -> Any:
@@ -168,7 +186,8 @@ def _kept_of_once(calls: Sequence[Node]) -> list[Value]:
     return [v.base for v in liveness.may_be_read(_depending(once))]
 
 
-def _compute(plan: Plan, ready: Any = lambda: None) -> list[torch.Tensor]:
+def _compute(plan: Plan, ready: Any = lambda: None, looks: bool = False) -> list[torch.Tensor]:
+    """`looks`: gradients of the results are of no use to anybody."""
     calls = plan.models
     try:
         results = calls[0].model.programs.run(plan, ready)
@@ -178,6 +197,7 @@ def _compute(plan: Plan, ready: Any = lambda: None) -> list[torch.Tensor]:
         raise
     for n in calls:
         n.ran += 1
+        n.passed |= not looks and any(v.meta.requires_grad for v in plan.wanted)
     return results
 
 

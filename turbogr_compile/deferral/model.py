@@ -23,7 +23,7 @@ from . import liveness
 from .flush import READ_RAW, apart, realize
 from .record import LOCK, WAITING, Kept, Meta, Modes, Node, Source, Value, above
 from .step import Compiler, Programs
-from .tensor import Deferred, kept_of, line_of_user, pending, real_of, tensor_for
+from .tensor import Deferred, kept_of, line_of_user, pending, placed_of, real_of, tensor_for
 
 T = torch.Tensor
 _serial = itertools.count()
@@ -78,7 +78,7 @@ def _rows(module: fx.GraphModule) -> list[T]:
 def teach_dynamo() -> None:
     room = __name__.rpartition(".")[0]
     _torch.teach_dynamo(Deferred, room, stand_in, _is_ours, real_of)
-    _torch.teach_autograd(Deferred, real_of)
+    _torch.teach_autograd(Deferred, real_of, placed_of)
 
 
 def _is_ours(compiled: Any) -> bool:

@@ -235,8 +235,9 @@ _order = itertools.count()
 class Node:
     """One recorded call: of a model's graph, or of a torch function."""
 
-    __slots__ = ("__weakref__", "anchor", "args", "func", "given_up", "inputs", "kind", "kwargs", "line", "model",
-                 "modes", "number", "order", "ran", "seed", "sizes", "sources", "token", "values")  # fmt: skip
+    __slots__ = ("__weakref__", "anchor", "args", "func", "given_up", "inputs", "kind", "kwargs", "line",
+                 "model", "modes", "number", "order", "passed", "ran", "seed", "sizes", "sources", "token",
+                 "values")  # fmt: skip
 
     def __init__(self, func: Any, given: Kept, modes: Modes, line: Any, model: Any = None) -> None:
         self.order: float = next(_order)
@@ -248,6 +249,7 @@ class Node:
         self.given_up = ""  # why it can no longer be computed
         self.values: list[Value] = []
         self.ran = 0  # how often it was computed
+        self.passed = False  # is there something with gradients that was computed from it, past its outputs?
         self.number = 0  # of the model's calls
         self.seed: int | None = None
         self.sizes: tuple[int, ...] = ()  # of a model's call: what its graph leaves open

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from .. import _torch
 from ..graph.provenance import is_library
 from .dry_run import Results, dry_run, mapped
-from .flush import compute, look, realize
+from .flush import compute, look, place, realize
 from .record import LOCK, SCALARS, WAITING, Kept, Link, Meta, Modes, Node, Source, Value, above, tensors_of
 
 T = torch.Tensor
@@ -183,7 +183,7 @@ def _called(func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
         if func == _GRAD:
             return None
-        if func in _PLACES or func is torch.autograd.grad:
+        if func in _PLACES or func is torch.autograd.grad or (func is T.backward and kwargs.get("inputs") is not None):
             return _placed(func, name, args, kwargs)
         if func is T.backward:
             return _eager(func, args, kwargs)
@@ -254,16 +254,27 @@ def _writes(func: Any, kwargs: Any) -> bool:
 
 def _placed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     """Somebody wants a place in autograd's graph, not only a value: it is computed, and what follows from it too."""
-    asked = kwargs.get("inputs", args[1] if len(args) > 1 else ()) if func is torch.autograd.grad else args[0]
+    gradients = func is torch.autograd.grad or func is T.backward
+    asked = kwargs.get("inputs", args[1] if len(args) > 1 else ()) if gradients else args[0]
+    _make_places(asked, name)
+    return _eager(func, args, kwargs)
+
+
+def _make_places(asked: Any, name: str) -> None:
     places = [x.value for x in tensors_of(asked) if pending(x)]
     for value in places:
-        if value.meta.requires_grad and any(n.ran for n in above([value]) if n.model is not None):
+        if value.meta.requires_grad and any(n.passed for n in above([value]) if n.model is not None):
             raise RuntimeError(
                 f"turbogr: {name} on an output of a compiled model after a loss of it was computed; do it before the "
                 "loss is read, or compile with options={'deferral': False}"
             )
-    realize(places)
-    return _eager(func, args, kwargs)
+    place(places)
+
+
+def placed_of(x: Any) -> Any:
+    """Ordinary tensors for what somebody asks gradients of."""
+    _make_places(x, "backward")
+    return mapped(x, real_of)
 
 
 def _number_into(func: Any, args: Any) -> Any:
