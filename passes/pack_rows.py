@@ -34,6 +34,7 @@ from .rows.paying import counts
 from .rows.picked import take_apart_picked
 from .rows.program import Program, Rows, RowSet
 from .rows.report import analysis_text
+from .rows.sparse_products import take_apart_sparse_products
 
 aten = torch.ops.aten
 DROPOUT = ("packed", "padded")
@@ -78,7 +79,12 @@ class PackRows(Pass):
         found = self._analyse(graph, ctx)
         with ctx.part("take apart"):
             more = self._with_origins(
-                [*take_apart_sorted(graph, found), *take_apart_picked(graph, found), *take_apart_at_ends(graph, found)]
+                [
+                    *take_apart_sorted(graph, found),
+                    *take_apart_picked(graph, found),
+                    *take_apart_sparse_products(graph, found),
+                    *take_apart_at_ends(graph, found),
+                ]
             )
         if more:
             apart, found = [*apart, *more], self._analyse(graph, ctx)

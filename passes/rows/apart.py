@@ -82,6 +82,11 @@ def _by_identity(node: fx.Node, analysis: RowAnalysis) -> Apart | None:
     return _apart(node, whole=False, identity=identity) if identity is not None else None
 
 
+def apart_as(node: fx.Node, identity: Callable[..., Any]) -> Apart | None:
+    """The op as another function of its arguments, which is the same."""
+    return _apart(node, whole=False, identity=identity)
+
+
 def _is_unknown_composite(node: fx.Node) -> bool:
     if node.op != "call_function" or declared(node) is not None or not _torch.is_composite(node.target):
         return False

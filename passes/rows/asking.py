@@ -154,8 +154,8 @@ def _pool(an: DemandAnalysis, u: fx.Node, d: Wanted) -> bool:
     if pool is None:
         return False
     rows = an.rows_where(pool.space, pool.support)
-    an.give(pool.left, rows)
-    an.give(pool.right, rows)
+    for x in (pool.left, pool.right):
+        an.give(x, rows if an.space_of(x) == pool.space else ALL)
     return True
 
 

@@ -138,7 +138,9 @@ def pooling_product(n: fx.Node, typing: Typing, zeros: Zeros, space_of: Callable
         gone = [c for c in dict.fromkeys(p + v) if c not in out]
         if len(gone) != 1 or tuple(letters[gone[0]]) != space.column or gone[0] not in p or gone[0] not in v:
             continue
-        both = space_of(left) == space_of(right) == space
+        unlike = (left, right) if space_of(left) != space_of(right) else ()
+        # Data may say more than which rows these are: places of a row among those that are picked, for one.
+        both = all(space_of(o) == space or o not in zeros.meanings.tainted for o in unlike)
         # Heads may lie in the dim of sequences, of both.
         aligned = all(not set(d) & set(space.axes) or mine.get(c) == others.get(c) for c, d in letters.items())
         if both and aligned:

@@ -38,7 +38,19 @@ def smoothed(z):
     return nn.CrossEntropyLoss(label_smoothing=0.1, ignore_index=0)(z.view(-1, z.size(-1)), Y.view(-1))
 
 
-LOSSES = (cross_entropy, rows_by_index, gathered, last_column, rows_by_mask, masked_afterwards, smoothed)
+def rows_by_masked_select(z):
+    return F.cross_entropy(z.masked_select(MASK[..., None]).view(-1, z.size(-1)), Y[MASK])
+
+
+def rows_by_a_one_hot_matrix_made_outside(z):
+    """As BERT4Rec of RecBole picks what it has masked."""
+    return F.cross_entropy(torch.bmm(F.one_hot(LAST[:, None], z.size(1)).to(z.dtype), z)[:, 0], IDS[:, 0])
+
+
+LOSSES = (
+    cross_entropy, rows_by_index, gathered, last_column, rows_by_mask, masked_afterwards, smoothed,
+    rows_by_masked_select, rows_by_a_one_hot_matrix_made_outside,
+)  # fmt: skip
 
 
 def counted(step, after=1):

@@ -87,9 +87,11 @@ def _spread(index: Any) -> Any:
 
 
 def _picked(fakes: list[Any], count: int) -> Results | None:
-    source = fakes[0]
-    if len(fakes) != 2 or source.shape != fakes[1].shape:
+    if len(fakes) != 2:
         return None
+    source, mask = fakes
+    if mask.dtype is not torch.bool or torch.broadcast_shapes(source.shape, mask.shape) != source.shape:
+        return None  # where the mask is what is repeated, elements come more than once
     grad = source.requires_grad and torch.is_grad_enabled()
     return Results(None, [Meta((count,), (1,), source.dtype, source.device, grad)], [-1], -1)
 

@@ -7,8 +7,10 @@ data: it must write to nothing, draw nothing, and say the sizes of its results.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -421,7 +423,18 @@ def _counts(func: Any, args: Any) -> tuple[int, ...]:
     if func not in _MASKED:
         return ()
     masks = [x for x in tensors_of(args[1:]) if x.dtype in (torch.bool, torch.uint8)]
-    return tuple(int((look(m.value) if type(m) is Deferred else m).count_nonzero()) for m in masks)
+    counts = [int((look(m.value) if type(m) is Deferred else m).count_nonzero()) for m in masks]
+    if func is not T.__getitem__ and len(masks) == 1 and len(args) == 2:  # a mask of rows picks all of their elements
+        counts[0] *= _times_repeated(masks[0].shape, args[0].shape)
+    return tuple(counts)
+
+
+def _times_repeated(mask: Sequence[int], shape: Sequence[int]) -> int:
+    """How many elements of the shape each one of the mask stands for; 0 where only the mask is repeated, or neither."""
+    before = len(shape) - len(mask)
+    if before < 0 or any(m not in (1, n) for m, n in zip(mask, shape[before:], strict=True)):
+        return 0
+    return math.prod(shape) // max(math.prod(mask), 1)
 
 
 def line_of_user(after_dynamo: bool = False) -> Any:
