@@ -126,8 +126,8 @@ def recurrence(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """States of all rows, cells of all rows (of an LSTM), and what the backward needs, in the order of columns.
 
-    x is (rows, features) with offsets of sequences, or (sequences, columns, features); rows behind the last offset are
-    zero. The state before the first row is (sequences, size).
+    x is (rows, features) with offsets of sequences, or (sequences, columns, features); rows that belong to no sequence
+    are zero, and come last in what the backward needs. The state before the first row is (sequences, size).
     """
     how, size = CELLS[kind], hidden.shape[1]
     with as_given(x):
@@ -147,11 +147,12 @@ def recurrence(
                 cells.append(state[1])
             at += count
         shape = (*x.shape[:-1], size)
+        kept.append(x.new_zeros(flat.shape[0] - len(columns), how.kept * size))
         out, none = x.new_zeros(flat.shape[0], size), x.new_zeros(0)
         return (
             _placed(states, columns, out).reshape(shape),
             _placed(cells, columns, torch.zeros_like(out)).reshape(shape) if cell is not None else none,
-            torch.cat(kept) if kept else x.new_zeros(0, how.kept * size),
+            torch.cat(kept),
         )
 
 
@@ -305,10 +306,13 @@ declare(
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _CONTRACT.extended(
         Rule(f"Q == {_KEPT}[kind] * H", "kept has {Q} columns, which is no block of {H} for each number that is kept"),
+        Rule(
+            "not unlike((K,), (B[0] if len(B) == 1 else B[0] * B[1],))", "kept has {K} rows, which are not those of x"
+        ),
         grad=Array("...B H", As("x")),
         grad_cells=Array("...B H", As("x")),
         states=Array("...B H", As("x")),
-        kept=Array("_ Q", As("x")),
+        kept=Array("K Q", As("x")),
     ),
     reference=recurrence_backward, fake=_backward_fake, flops=_backward_flops,
 )  # fmt: skip

@@ -22,8 +22,8 @@ from collections import Counter
 from pathlib import Path
 
 SHIFT = 32
-ROOM = 8 << 30  # bytes of address space: calls that ask for more must be refused, not served
-LIMITS = ":max_allocation_size_mb=1024:allocator_may_return_null=1"  # the same for the address sanitizer
+ROOM = 512 << 20  # bytes beyond those of the process: calls that ask for more must be refused, not served
+LIMITS = ":max_allocation_size_mb=256:allocator_may_return_null=1"  # the same for the address sanitizer
 
 
 def main() -> int:
@@ -42,12 +42,12 @@ def main() -> int:
 
 
 def _one(case: int) -> int:
-    from .calls import Maker
+    from .calls import call
     from .judge import judge
 
-    call = Maker(case).call()
-    sys.stdout.write(f"{call.op} ({call.kind})\n" + "".join(f"  {_shown(x)}\n" for x in call.arguments))
-    wrong = judge(call)
+    made = call(case)
+    sys.stdout.write(f"{made.op} ({made.kind})\n" + "".join(f"  {_shown(x)}\n" for x in made.arguments))
+    wrong = judge(made)
     sys.stdout.write(f"{wrong or 'right'}\n")
     return bool(wrong)
 
@@ -68,12 +68,14 @@ def _work(options: argparse.Namespace) -> int:
     """Where it is stands in the file; what was wrong is printed, a line of JSON each."""
     import warnings
 
-    from .calls import Maker
+    from .calls import call
     from .judge import judge
 
+    judge(call(0))  # what is loaded on first use is there
     warnings.simplefilter("ignore")
     if "asan" not in os.environ.get("LD_PRELOAD", ""):  # that one has limits of its own, and maps all there is
-        resource.setrlimit(resource.RLIMIT_AS, (ROOM, resource.RLIM_INFINITY))
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ROOM, resource.RLIM_INFINITY))
     end = time.monotonic() + options.seconds
     counts: Counter[str] = Counter()
     with options.worker.open("r+b") as file, mmap.mmap(file.fileno(), 8) as place:
@@ -82,11 +84,11 @@ def _work(options: argparse.Namespace) -> int:
                 break
             place[:8] = struct.pack("q", number)
             case = (options.seed << SHIFT) + number
-            call = Maker(case).call()
-            wrong = judge(call)
-            counts[f"{call.op} {call.kind}"] += 1
+            made = call(case)
+            wrong = judge(made)
+            counts[f"{made.op} {made.kind}"] += 1
             if wrong:
-                sys.stdout.write(json.dumps({"case": case, "op": call.op, "kind": call.kind, "wrong": wrong}) + "\n")
+                sys.stdout.write(json.dumps({"case": case, "op": made.op, "kind": made.kind, "wrong": wrong}) + "\n")
                 sys.stdout.flush()
         else:
             number = options.n

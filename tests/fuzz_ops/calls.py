@@ -1,10 +1,16 @@
-"""Calls of ops, made from their contracts: valid ones, almost valid ones, and ones that are neither."""
+"""Calls of ops, made from their contracts: valid ones, almost valid ones, and ones that are neither.
+
+Calls come in families, since most of the time goes into making a valid one and computing its reference: first the valid
+call, then its tensors elsewhere in memory, for which the same result is right, then calls with an argument or two
+changed, then one of anything.
+"""
 
 from __future__ import annotations
 
 import math
 import random
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -24,6 +30,7 @@ SIZES = (0, 1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 33, 40, 65)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.bool)
 COLUMNS = 6  # of sequences, in masks and biases
 NUMBERS = (math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, 1e-300, 1e300, 1e-8, 2.0)
+FAMILY = ("valid", "again", "again", "again", "almost", "almost", "almost", "hostile")
 WHOLES = (0, 1, -1, 2, 3, 2**31, -(2**31), 2**53, 2**62, 2**63 - 1, -(2**63))
 
 
@@ -34,31 +41,56 @@ class Call:
     op: str
     kind: str
     arguments: list[Any]
+    like: Call | None = None  # one of the same numbers, and so of the same result
+    result: Any = None  # that of the reference, once it is known
+    finite: bool | None = None  # whether all numbers are, once it is known
+
+
+def call(case: int) -> Call:
+    """Everything follows from the number of the case."""
+    family, member = divmod(case, len(FAMILY))
+    maker, kind = Maker(case), FAMILY[member]
+    if kind == "hostile":
+        return maker.hostile()
+    valid = first(family)
+    if kind == "again":
+        return Call(valid.op, kind, [maker.moved(x) for x in valid.arguments], valid)
+    return valid if kind == "valid" else maker.almost(valid)
+
+
+@lru_cache(maxsize=1)
+def first(family: int) -> Call:
+    return Maker(family * len(FAMILY)).valid()
+
+
+@lru_cache(maxsize=1)
+def pool() -> Tensor:
+    """Random numbers to cut from: making them anew would be a third of a call."""
+    return torch.randn(1 << 18, generator=torch.Generator().manual_seed(0))
 
 
 class Maker:
-    """Everything follows from the seed."""
-
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.generator = torch.Generator().manual_seed(seed % 2**63)
 
-    def call(self) -> Call:
+    def valid(self) -> Call:
         op = self.chance.choice(OPS)
-        kind = self.chance.choices(("valid", "almost", "hostile"), (50, 40, 10))[0]
-        schema = getattr(ops, op).default._schema
-        if kind == "hostile":
-            return Call(op, kind, [self.anything(str(a.type)) for a in schema.arguments])
-        arguments = self.valid(op, CONTRACTS[op], schema)
-        if kind == "almost":
-            for _ in range(self.chance.choice((1, 1, 1, 2))):
-                at = self.chance.randrange(len(arguments))
-                arguments[at] = self.changed(arguments[at], str(schema.arguments[at].type))
-        return Call(op, kind, arguments)
+        return Call(op, "valid", self.arguments(op, CONTRACTS[op], schema(op)))
+
+    def almost(self, valid: Call) -> Call:
+        arguments, kinds = list(valid.arguments), [str(a.type) for a in schema(valid.op).arguments]
+        for _ in range(self.chance.choice((1, 1, 1, 2))):
+            at = self.chance.randrange(len(arguments))
+            arguments[at] = self.changed(arguments[at], kinds[at])
+        return Call(valid.op, "almost", arguments)
+
+    def hostile(self) -> Call:
+        op = self.chance.choice(OPS)
+        return Call(op, "hostile", [self.anything(str(a.type)) for a in schema(op).arguments])
 
     # --- valid ---
 
-    def valid(self, op: str, contract: Contract, schema: Any) -> list[Any]:
+    def arguments(self, op: str, contract: Contract, schema: Any) -> list[Any]:
         """Arguments of which the contract holds; where rules that are not of sizes stand against it, the last try."""
         for _ in range(20):
             found = _Valid(self, contract, schema).arguments()
@@ -70,7 +102,19 @@ class Maker:
         return found
 
     def numbers(self, *size: int) -> Tensor:
-        return torch.randn(size, generator=self.generator)
+        count, numbers = math.prod(size), pool()
+        if count > len(numbers):
+            return torch.randn(size, generator=torch.Generator().manual_seed(self.chance.getrandbits(60)))
+        start = self.chance.randint(0, len(numbers) - count)
+        return numbers[start : start + count].clone().view(size)  # with an end of its own, for the sanitizer
+
+    def wholes(self, below: int, *size: int) -> list[int]:
+        return self.chance.choices(range(max(below, 1)), k=math.prod(size))
+
+    def moved(self, x: Any) -> Any:
+        if isinstance(x, list):
+            return [self.moved(part) for part in x]
+        return self.laid_out(x) if isinstance(x, Tensor) else x
 
     def laid_out(self, x: Tensor) -> Tensor:
         """The same numbers, elsewhere in memory."""
@@ -106,7 +150,7 @@ class Maker:
         if way in (4, 5) and x.dim():
             dim = chance.randrange(x.dim())
             more = x.narrow(dim, 0, 1) if x.shape[dim] else x.new_zeros([*x.shape[:dim], 1, *x.shape[dim + 1 :]])
-            return torch.cat([x, more], dim) if way == 4 else x.narrow(dim, 0, max(x.shape[dim] - 1, 0))
+            return torch.cat([x, more], dim) if way == 4 else x.narrow(dim, 0, max(x.shape[dim] - 1, 0)).clone()
         if way == 6:
             return x.new_zeros([0 if chance.random() < 0.5 else size for size in x.shape])
         if x.numel() and x.dtype in (torch.int64, torch.int32):
@@ -147,6 +191,7 @@ class _Valid:
         self.maker, self.chance, self.contract, self.schema = maker, maker.chance, contract, schema
         self.sizes: dict[str, Any] = {}
         self.found: dict[str, Any] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
 
     def arguments(self) -> list[Any]:
         types = {a.name: str(a.type) for a in self.schema.arguments}
@@ -179,8 +224,24 @@ class _Valid:
                 self.sizes[rule.what.below] = self.chance.choice((1, COLUMNS, COLUMNS + 3))
             elif isinstance(rule, words.Distances):
                 self.sizes[rule.below] = COLUMNS + self.chance.randrange(3)
-        if "sink" in self.contract.arguments and self.found["activation"] != "softmax":
+        known = self.contract.arguments
+        if "sink" in known and self.found["activation"] != "softmax":
             absent.add("sink")
+        if "log_sum" in known and self.found.get("activation") is not None:
+            softmax = self.found["activation"] == "softmax"
+            self.sizes["L"] = [self.size("Tq"), self.size("G") * self.size("M")] if softmax else [0]
+        if "query" in known and "table" in known:
+            query = torch.float32 if "half" in known and "half" not in absent else self.chance.choice(words.REAL)
+            narrow = query is torch.float32 and ("half" not in known or "half" in absent) and self.chance.random() < 0.3
+            self.dtypes |= {"query": query, "table": self.chance.choice(words.HALF) if narrow else query}
+        if "half" in known:
+            absent |= {"places", "scales"} if "half" in absent else set()
+            self.sizes["N"] = self.size("V") if "places" in absent else self.size("N")
+            self.sizes["S"] = self.chance.choice(
+                [s for s in range(1, 9) if words.equal_blocks(self.size("N"), s)] or [0]
+            )
+        if "share" in known and self.found.get("mean"):
+            absent.add("share")
         if self.contract.op.startswith("recurrence"):
             kind, states = self.found["kind"], self.size("S")
             self.sizes["P"] = CELLS[kind].gates * self.size("H")
@@ -241,7 +302,7 @@ class _Valid:
         return (make or getattr(self, type(what).__name__.lower()))(name, what)
 
     def array(self, name: str, what: words.Array) -> Tensor:
-        shape, dtype = self.shape(what.dims), self.dtype(what.dtype)
+        shape, dtype = self.shape(what.dims), self.dtypes.get(name) or self.dtype(what.dtype)
         return self.maker.laid_out(self.filled(name, shape, dtype, what.entries))
 
     def dtype(self, dtype: Any) -> torch.dtype:
@@ -258,7 +319,7 @@ class _Valid:
         if isinstance(entries, words.Range):
             most = COLUMNS if entries.within else 40
             below = self.limit(entries.below) if entries.below else min(entries.most, most)
-            x = [self.chance.randrange(max(below, 1)) for _ in range(count)]
+            x = self.maker.wholes(below, count)
             if entries.within:  # columns ascend in the batches that there are, and need not
                 x = sorted(x) if self.chance.random() < 0.5 else x
             if entries.but and self.chance.random() < 0.5:
@@ -266,7 +327,7 @@ class _Valid:
             return torch.tensor(x, dtype=dtype).view(shape)
         if isinstance(entries, words.Ascending):
             top = self.limit(entries.rows) if entries.rows else 50
-            x = sorted(self.chance.randint(0, top) for _ in range(count))
+            x = sorted(self.maker.wholes(top + 1, count))
             if entries.rows and count and (entries.whole or self.chance.random() < 0.5):
                 x[0], x[-1] = (0, top) if count > 1 else (0, 0)
             return torch.tensor(x, dtype=dtype).view(shape)
@@ -303,16 +364,21 @@ class _Valid:
         return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
 
 
+@cache
+def schema(op: str) -> Any:
+    return getattr(ops, op).default._schema
+
+
 # --- what a backward is given by its forward ---------------------------------------------------------
 
 
 def derived(op: str, given: list[Any]) -> list[Any]:
     """With results of the forward where a backward takes them: only then are kernel and reference to agree."""
-    names = [a.name for a in getattr(ops, op).default._schema.arguments]
+    names = [a.name for a in schema(op).arguments]
     by = dict(zip(names, given, strict=True))
 
     def forward(name: str) -> Any:
-        wanted = [a.name for a in getattr(ops, name).default._schema.arguments]
+        wanted = [a.name for a in schema(name).arguments]
         return REFERENCES[name](*(by[w] for w in wanted))
 
     if op == "jagged_attention_backward":

@@ -83,6 +83,23 @@ def test_the_declaration(kind):
     torch.library.opcheck(ops.recurrence.default, args, test_utils=("test_schema", "test_faketensor"))
 
 
+@pytest.mark.parametrize("kind", LAYERS)
+def test_the_backward_is_given_a_row_for_each_of_x(kind):
+    """Also for those that belong to no sequence: what is kept is as large as the fake says."""
+    made, (hidden, cell) = layer(kind), states(kind)
+    offsets = torch.tensor([1, *LENGTHS]).cumsum(0)
+    x = torch.randn(int(offsets[-1]) + 2, 4, dtype=torch.float64)
+    args = (x, hidden, cell, *weights(made), offsets, kind)
+    torch.library.opcheck(ops.recurrence.default, args, test_utils=("test_schema", "test_faketensor"))
+    out, _, kept = ops.recurrence(*args)
+    assert kept.shape[0] == x.shape[0]
+    given = (torch.ones_like(out), None, x, hidden, cell, *weights(made)[:2], offsets, kind, out)
+    ops.recurrence_backward(*given, kept)
+    for wrong in (kept[:-1], kept[:0], torch.cat([kept, kept])):
+        with pytest.raises(ValueError, match=f"kept has {len(wrong)} rows, which are not those of x"):
+            ops.recurrence_backward(*given, wrong)
+
+
 def test_no_rows():
     made, (hidden, _) = layer("gru"), states("gru")
     x = torch.zeros(0, 4, dtype=torch.float64, requires_grad=True)
