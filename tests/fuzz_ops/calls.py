@@ -237,9 +237,7 @@ class _Valid:
         if "half" in known:
             absent |= {"places", "scales"} if "half" in absent else set()
             self.sizes["N"] = self.size("V") if "places" in absent else self.size("N")
-            self.sizes["S"] = self.chance.choice(
-                [s for s in range(1, 9) if words.equal_blocks(self.size("N"), s)] or [0]
-            )
+            self.sizes["S"] = self.chance.choice([n for n in range(9) if words.equal_blocks(self.size("N"), n)])
         if "share" in known and self.found.get("mean"):
             absent.add("share")
         if self.contract.op.startswith("recurrence"):
