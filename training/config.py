@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError, did_you_mean
+from ..files import read_json
 
 MODELS = ("hstu", "sasrec", "fuxi")
 BACKENDS = ("turbogr", "eager", "inductor")
@@ -136,7 +136,7 @@ class Config:
 def read_file(path: Path) -> dict[str, Any]:
     """Settings in a JSON file, or those of a run in its run.json."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError) as error:
         raise OptionError(f"cannot read settings from {path}: {error}") from error
     if not isinstance(found, dict):

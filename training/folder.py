@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
-from ..files import replace_file
+from ..files import read_json, replace_file
 
 FORMAT = 1
 
@@ -43,18 +43,21 @@ class RunFolder:
 
     def read(self, name: str) -> dict[str, Any]:
         try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
+            return read_json(self.path / name, dict)
         except (OSError, ValueError) as error:
             raise OptionError(f"{self.path} holds no run to go on with: {name}: {error}") from error
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """All complete lines; a killed run may have left half of one."""
         path, found = self.path / name, []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
             try:
-                found.append(json.loads(line))
-            except ValueError:
+                line = json.loads(text)
+            except (ValueError, RecursionError):
                 break
+            if not isinstance(line, dict) or type(line.get("step")) is not int:
+                break
+            found.append(line)
         return found
 
     def go_back_to(self, step: int) -> None:

@@ -3,6 +3,8 @@
     replace_file(path, text)        # readers see the old file or the new one, also after a crash
     read_json(path)                 # or `Damaged`, which names the file
     with reading(path): ...         # so too for what follows from it
+    name_folder(folder, name)       # what was filled beside its place takes it, whole
+    unchanged(folder, sums)         # or `Damaged`: files are as they were when `sum_of` was taken of them
     make_private(folder)            # for us alone, parents included
     obstacle(folder)                # why what lies there is not to be trusted, or ''
 
@@ -15,7 +17,8 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -52,6 +55,19 @@ def replace_file(path: Path, content: str | bytes) -> None:
             error.filename = str(path)
         raise
     _keep_name(path.parent)
+
+
+def reserve(path: Path) -> None:
+    """Have room on disk for a file that is written through memory: there, a full disk kills the process."""
+    if hasattr(os, "posix_fallocate") and (size := path.stat().st_size):
+        file = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+        try:
+            os.posix_fallocate(file, 0, size)
+        except OSError as error:
+            error.filename = str(path)
+            raise
+        finally:
+            os.close(file)
 
 
 def _keep_mode(path: Path, file: int) -> None:
@@ -125,7 +141,54 @@ def read_json(path: Path, kind: type | tuple[type, ...] = object) -> Any:
     return found
 
 
+# --- with a sum over what is in them -----------------------------------------------------------------
+
+
+def sealed(value: Mapping[str, Any]) -> str:
+    """JSON that says whether it is as it was written; `read_sealed` reads it."""
+    return json.dumps({**value, "crc": _crc(value)}, indent=1) + "\n"
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    found = read_json(path, dict)
+    if found.pop("crc", None) != _crc(found):
+        raise Damaged(f"{path} is damaged: it is not as it was written")
+    return found
+
+
+def _crc(value: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(value, sort_keys=True).encode())
+
+
+def sum_of(path: Path) -> list[int]:
+    """Bytes of a file, and their CRC: against damage, not against malice."""
+    size = crc = 0
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            size, crc = size + len(part), zlib.crc32(part, crc)
+    return [size, crc]
+
+
+def unchanged(folder: Path, sums: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Every byte of these files is as it was written; `Damaged` says which file is not."""
+    for name in names:
+        size, path = sums.get(name, [None])[0], folder / name
+        if not path.is_file():
+            raise Damaged(f"{folder} is damaged: {name} is missing")
+        if (found := path.stat().st_size) != size:
+            raise Damaged(f"{folder} is damaged: {name} has {found} bytes of {size}")
+        if sum_of(path) != sums[name]:
+            raise Damaged(f"{folder} is damaged: {name} is not as it was written")
+
+
 # --- folders -----------------------------------------------------------------------------------------
+
+
+def name_folder(folder: Path, name: Path) -> None:
+    """What has been written into one folder gets its name at once; where that exists already, an OSError."""
+    _keep_name(folder)
+    os.rename(folder, name)
+    _keep_name(name.parent)
 
 
 def make_private(folder: Path) -> None:

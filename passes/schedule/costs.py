@@ -7,7 +7,6 @@ ranks may estimate differently.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from torch import fx
 
 from ...errors import OptionError
+from ...files import read_json
 from ...graph import costs
 from ...graph.nodes import is_collective, is_wait
 from ...graph.shapes import expression
@@ -48,7 +48,7 @@ def read_costs(path: str, target: str) -> tuple[Rates, Mapping[str, float]]:
     if not path:
         return rates, {}
     try:
-        given = json.loads(Path(path).read_text(encoding="utf-8"))
+        given = read_json(Path(path), dict)
         ops = {str(op): float(seconds) for op, seconds in given.pop("ops", {}).items()}
         return dataclasses.replace(rates, **{name: float(value) for name, value in given.items()}), ops
     except (OSError, ValueError, TypeError, AttributeError) as error:

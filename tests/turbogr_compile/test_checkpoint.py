@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from turbogr_compile import CheckpointError, Checkpoints, OptionError, random_state
+from turbogr_compile.runtime import checkpoint as checkpointing
 from turbogr_compile.runtime import draws
 
 HERE = Path(__file__).parent
@@ -200,6 +202,9 @@ def test_damage(stored):
     assert "remove it to go on from step 3" in text
     data.unlink()
     assert f"{data.name} is missing" in refusal(stored)
+    data.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert f"{data.name} is not as it was written" in refusal(stored)
+    data.unlink()
     (latest / "about.json").unlink()
     assert "was not written by turbogr" in refusal(stored)
 
@@ -240,6 +245,7 @@ def test_what_has_no_state(tmp_path):
 def test_a_disk_that_refuses(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, {"model": model()})
+    before = sorted(tmp_path.iterdir())
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
@@ -250,3 +256,32 @@ def test_a_disk_that_refuses(tmp_path, monkeypatch):
     ):
         checkpoints.save(2, {"model": model()})
     assert checkpoints.steps == [1]
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_checkpoint_that_somebody_else_put_there(tmp_path, monkeypatch):
+    """Reading it would run what is in it."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"counter": Counter(n=1)})
+    monkeypatch.setattr(checkpointing, "foreign", lambda found: True)
+    assert checkpoints.load({"counter": Counter()}) == 1  # whoever owns the folder was chosen with it
+    real = Path.lstat
+    stranger = SimpleNamespace(st_uid=12345)
+    monkeypatch.setattr(Path, "lstat", lambda path: stranger if path.name.startswith("step-") else real(path))
+    with pytest.raises(CheckpointError, match="belongs to another user than its folder"):
+        checkpoints.load({"counter": Counter()})
+
+
+def test_an_old_one_that_cannot_be_removed_is_no_failure(tmp_path, monkeypatch):
+    checkpoints, real = Checkpoints(tmp_path, keep=1), os.rename
+    checkpoints.save(1, {"counter": Counter(n=1)})
+
+    def rename(source, target):
+        if Path(source).name == "step-00000001":
+            raise PermissionError(13, "Permission denied")
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.warns(UserWarning, match=r"step-00000001 cannot be removed \(Permission denied\); it stays"):
+        checkpoints.save(2, {"counter": Counter(n=2)})
+    assert checkpoints.steps == [1, 2]

@@ -13,14 +13,13 @@ import json
 import shutil
 import tempfile
 import warnings
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import OptionError
-from ...files import read_json, replace_file
+from ...files import name_folder, read_json, reading, replace_file, reserve, sum_of, unchanged
 from .formats import Format, Signal, find_files
 from .histories import Histories
 from .lines import CHUNK, Chunk, chunks_of
@@ -184,15 +183,18 @@ def _fill(folder: Path, known: Format, files: list[Path], signal: Signal | None,
     try:
 
         def mapped(name: str, size: int, dtype: type) -> np.ndarray:
-            return np.lib.format.open_memmap(work / f"{name}.npy", "w+", dtype, (size,))
+            path = work / f"{name}.npy"
+            array = np.lib.format.open_memmap(path, "w+", dtype, (size,))
+            reserve(path)
+            return array
 
         histories = _read(known, files, signal, min_length, chunk, work, mapped)
         for name in ARRAYS:
             getattr(histories, name).flush()
         histories.problems.write(work / "problems.json")
-        replace_file(work / SUMS, json.dumps({name: _sum(work / name) for name in FILES}))
+        replace_file(work / SUMS, json.dumps({name: sum_of(work / name) for name in FILES}))
         try:
-            work.rename(folder)
+            name_folder(work, folder)
         except OSError:
             if not folder.exists():  # otherwise somebody else was faster, with the same
                 raise
@@ -202,22 +204,11 @@ def _fill(folder: Path, known: Format, files: list[Path], signal: Signal | None,
 
 def _load(folder: Path) -> Histories:
     """Every byte is as it was written, or this is an error: reading once is little beside a step of training."""
-    sums = read_json(folder / SUMS, dict)
-    for name in FILES:
-        if sums.get(name) != _sum(folder / name):
-            raise ValueError(f"{folder / name} is not as it was written")
+    with reading(folder / SUMS):
+        unchanged(folder, read_json(folder / SUMS, dict), FILES)
     arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
     problems = Problems.from_json(read_json(folder / "problems.json", dict))
     return Histories(**arrays, problems=problems)
-
-
-def _sum(path: Path) -> list[int]:
-    """Bytes of a file, and their CRC."""
-    size = crc = 0
-    with path.open("rb") as file:
-        while part := file.read(1 << 20):
-            size, crc = size + len(part), zlib.crc32(part, crc)
-    return [size, crc]
 
 
 def _discard(folder: Path) -> None:

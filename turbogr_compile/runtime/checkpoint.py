@@ -9,12 +9,12 @@
 
 `torch.distributed.checkpoint` writes the tensors: what is spread over ranks (a DTensor, as sharded tables are) is
 stored once and cut anew for whoever loads it. A checkpoint gets its name when all of it is on disk, and a rename has no
-middle: a job that is killed while it saves goes on from the one before.
+middle: a job that is killed while it saves goes on from the one before. Every file is read once before anything of it
+is used, and has the sum that it was written with.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
@@ -30,11 +30,23 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from ..errors import OptionError, TurbogrError
+from ..files import (
+    Damaged,
+    foreign,
+    name_folder,
+    read_json,
+    read_sealed,
+    reading,
+    replace_file,
+    sealed,
+    sum_of,
+    unchanged,
+)
 from .ranks.together import Together
 from .sharding.optim import RowOptimizer
 from .sharding.state import ORDER
 
-FORMAT = 1
+FORMAT = 2
 ABOUT, REST = "about.json", "rest.pickle"
 _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
 
@@ -79,14 +91,23 @@ class Checkpoints:
         parts, wrong = _parts(state)
         if problems := sorted({p for each in ranks.gather(wrong) for p in each}):
             raise OptionError("cannot be saved:\n  " + "\n  ".join(problems))
-        name, partial = (Path(p) for p in ranks.decide(lambda: self._begin(step)))
+        try:
+            name, partial = (Path(p) for p in ranks.decide(lambda: self._begin(step)))
+        except OSError as failed:
+            raise CheckpointError(self._not_written(step, str(failed))) from failed
         tensors = {key: x for part in parts.values() for key, x in part.tensors.items()}
         try:
             metadata = _written(tensors, partial, ranks)
-        except dcp.CheckpointException as failed:
-            raise CheckpointError(self._not_written(step, failed)) from failed
-        rest = {name: part.rest for name, part in parts.items()}
-        ranks.decide(lambda: self._finish(step, partial, name, metadata, rest, ranks.count))
+            written = sorted({info.relative_path for info in (metadata.storage_data or {}).values()})
+            sums = _sums(partial, written, ranks)
+            rest = {name: part.rest for name, part in parts.items()}
+            ranks.decide(lambda: self._finish(step, partial, name, sums, rest, ranks.count))
+        except (Exception, dcp.CheckpointException) as failed:  # the latter is none of the former
+            if ranks.rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(failed, (OSError, dcp.CheckpointException)):
+                raise CheckpointError(self._not_written(step, _first(failed))) from failed
+            raise
         return name
 
     def _begin(self, step: int) -> tuple[str, str]:
@@ -107,18 +128,18 @@ class Checkpoints:
         partial.mkdir()
         return str(name), str(partial)
 
-    def _finish(self, step: int, partial: Path, name: Path, metadata: Any, rest: Any, ranks: int) -> None:
-        written = {info.relative_path for info in (metadata.storage_data or {}).values()}
-        if absent := sorted(p for p in written if not (partial / p).exists()):
-            raise CheckpointError(
-                f"{partial} lacks {', '.join(absent[:4])}, which other ranks wrote: the folder must be on a file "
-                "system that all nodes share"
-            )
-        (partial / REST).write_bytes(pickle.dumps(rest))
-        sizes = {p.name: p.stat().st_size for p in sorted(partial.iterdir())}
-        about = {"format": FORMAT, "step": step, "ranks": ranks, "torch": torch.__version__, "files": sizes}
-        (partial / ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
-        partial.rename(name)
+    def _finish(self, step: int, partial: Path, name: Path, sums: dict[str, Any], rest: Any, ranks: int) -> None:
+        replace_file(partial / REST, pickle.dumps(rest))
+        sums |= {each: sum_of(partial / each) for each in (REST, ".metadata")}
+        about = {"format": FORMAT, "step": step, "ranks": ranks, "torch": torch.__version__, "files": sums}
+        replace_file(partial / ABOUT, sealed(about))
+        name_folder(partial, name)
+        try:
+            self._forget_old()
+        except OSError as failed:
+            warnings.warn(f"{failed.filename} cannot be removed ({failed.strerror}); it stays", stacklevel=4)
+
+    def _forget_old(self) -> None:
         old = sorted(self._complete())[: -self.keep] if self.keep else []
         for _, _, path in old:  # out of the way first: what is half deleted must not look like a checkpoint
             path.rename(self._hidden(path))
@@ -127,10 +148,13 @@ class Checkpoints:
     def _hidden(self, name: Path) -> Path:
         return name.with_name(f".{name.name}.partial")
 
-    def _not_written(self, step: int, failed: dcp.CheckpointException) -> str:
-        stored = self.steps
+    def _not_written(self, step: int, why: str) -> str:
+        try:
+            stored = self.steps
+        except OSError:  # the folder itself cannot be read
+            stored = []
         kept = f"step {stored[-1]} is still there" if stored else "there is none yet"
-        return f"the checkpoint of step {step} could not be written to {self.folder}; {kept}\n  {_first(failed)}"
+        return f"the checkpoint of step {step} could not be written to {self.folder}; {kept}\n  {why}"
 
     # --- load --------------------------------------------------------------------------------------
 
@@ -143,8 +167,14 @@ class Checkpoints:
             if problems := sorted({p for each in ranks.gather(wrong) for p in each}):
                 raise OptionError("cannot be loaded later:\n  " + "\n  ".join(problems))
             return None
-        path, about, rest = Path(found[0]), found[1], pickle.loads(found[2])
-        stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        path, about = Path(found[0]), found[1]
+        try:
+            names = sorted(about["files"])[ranks.rank :: ranks.count]
+            ranks.each(lambda: unchanged(path, about["files"], names))
+            rest = _unpickled(path / REST)
+            stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        except (Damaged, OSError) as damage:
+            raise CheckpointError(f"{damage}{self._older()}") from damage
         targets, lacking, left = _targets(state, parts, rest, stored)
         said = ranks.gather((wrong + lacking, left))
         problems = sorted({p for each, _ in said for p in each})
@@ -162,7 +192,7 @@ class Checkpoints:
             value.load_state_dict(_filled(tree, targets))
         return int(about["step"])
 
-    def _choose(self) -> tuple[str, dict[str, Any], bytes] | None:
+    def _choose(self) -> tuple[str, dict[str, Any]] | None:
         if (self.folder / ".metadata").exists():
             raise CheckpointError(
                 f"{self.folder} is a checkpoint itself, not a folder of them: "
@@ -172,18 +202,16 @@ class Checkpoints:
         if path is None:
             return None
         try:
-            about = json.loads((path / ABOUT).read_text(encoding="utf-8"))
-            sizes = about["files"]
-        except (OSError, ValueError, KeyError) as error:
+            if foreign(path.lstat()) and path.lstat().st_uid != self.folder.stat().st_uid:
+                raise CheckpointError(
+                    f"{path} belongs to another user than its folder, and loading it would run what that user has "
+                    "put there: copy it if you trust it"
+                )
+            if (format := read_json(path / ABOUT, dict).get("format")) != FORMAT:
+                raise CheckpointError(f"{path} has format {format}, and this version of turbogr reads {FORMAT}")
+            return str(path), read_sealed(path / ABOUT)
+        except (OSError, Damaged) as error:
             raise CheckpointError(f"{path} was not written by turbogr, or lost its {ABOUT}{self._older()}") from error
-        if (format := about.get("format")) != FORMAT:
-            raise CheckpointError(f"{path} has format {format}, and this version of turbogr reads {FORMAT}")
-        for name, size in sizes.items():
-            here = (path / name).stat().st_size if (path / name).exists() else None
-            if here != size:
-                what = "is missing" if here is None else f"has {here} bytes of {size}"
-                raise CheckpointError(f"{path} is damaged: {name} {what}{self._older()}")
-        return str(path), about, (path / REST).read_bytes()
 
     def _older(self) -> str:
         others = self.steps[:-1]
@@ -339,6 +367,32 @@ def _read(tensors: dict[str, Any], path: Path, ranks: Together) -> None:
         dcp.load(tensors, storage_reader=dcp.FileSystemReader(path), process_group=ranks.group, no_dist=not ranks.many)
 
 
-def _first(failed: dcp.CheckpointException) -> str:
+def _sums(folder: Path, names: list[str], ranks: Together) -> dict[str, list[int]]:
+    """Of all these files, which the ranks have written; each reads some."""
+
+    def some() -> dict[str, list[int]]:
+        return {name: sum_of(folder / name) for name in names[ranks.rank :: ranks.count]}
+
+    try:
+        return {name: each for part in ranks.each(some) for name, each in part.items()}
+    except FileNotFoundError as absent:
+        raise CheckpointError(
+            f"{absent.filename} is not here, which another rank wrote: the folder must be on a file system that all "
+            "nodes share"
+        ) from absent
+
+
+def _unpickled(path: Path) -> Any:
+    """What is in order may still name classes that are not here."""
+    with reading(path):
+        try:
+            return pickle.loads(path.read_bytes())
+        except (pickle.UnpicklingError, EOFError, ImportError) as error:
+            raise Damaged(f"{path} cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _first(failed: BaseException) -> str:
+    if not isinstance(failed, dcp.CheckpointException):
+        return str(failed)
     rank, (error, _) = next(iter(failed.failures.items()))
     return f"rank {rank}: {type(error).__name__}: {error}"

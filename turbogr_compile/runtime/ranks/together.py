@@ -27,17 +27,27 @@ class Together:
         dist.all_gather_object(found, mine, group=self.group)
         return found
 
+    def each(self, act: Callable[[], T]) -> list[T]:
+        """What `act` returned on each rank, in the order of ranks; what it raised on one of them, on all."""
+        outcomes = self.gather(_outcome(act))
+        for _, failed in outcomes:
+            if failed is not None:
+                raise failed
+        return [result for result, _ in outcomes]
+
     def decide(self, act: Callable[[], T]) -> T:
         """What `act` returned on the first rank, or raised there: on all of them, and after it is done."""
-        outcome: list[Any] = [None, None]
-        if self.rank == 0:
-            try:
-                outcome = [act(), None]
-            except Exception as error:
-                outcome = [None, error]
+        outcome = _outcome(act) if self.rank == 0 else [None, None]
         if self.many:
             dist.broadcast_object_list(outcome, group_src=0, group=self.group or dist.group.WORLD)
         result, failed = outcome
         if failed is not None:
             raise failed
         return result
+
+
+def _outcome(act: Callable[[], Any]) -> list[Any]:
+    try:
+        return [act(), None]
+    except Exception as error:
+        return [None, error]
