@@ -7,13 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turbogr_compile.training.data.rows import LONGEST, Bad, Column, Layout, judge, parse
+from turbogr_compile.training.data import Problems, rows
+from turbogr_compile.training.data.rows import BLANK, LONGEST, Bad, Column, Layout, Parsed, judge, parse
 
 LAYOUT = Layout(
     4,
     (Column("user", 0, 0, 10**18 - 1), Column("time", 2, 1000, 9999), Column("rating", 3, 0, 5, whole=False)),
     header=b"user,other,time,rating",
 )
+
+
+def bad_lines(parsed: Parsed) -> list[tuple[int, Bad]]:
+    return sorted([*parsed.bad, *((at, BLANK) for at in parsed.blank.tolist())], key=lambda found: found[0])
+
 
 GOOD = [
     (b"1,2,1500,3", [1, 1500, 3.0]),
@@ -62,7 +68,7 @@ BAD = [
 def test_good_lines(line: bytes, values: list[float]) -> None:
     assert judge(line, LAYOUT) == values
     parsed = parse(line + b"\n", LAYOUT)
-    assert [column.tolist() for column in parsed.values] == [[value] for value in values] and not parsed.bad
+    assert [column.tolist() for column in parsed.values] == [[value] for value in values] and not bad_lines(parsed)
 
 
 @pytest.mark.parametrize(("line", "kind", "reason"), BAD)
@@ -70,7 +76,7 @@ def test_bad_lines(line: bytes, kind: str, reason: str) -> None:
     judged = judge(line, LAYOUT)
     assert isinstance(judged, Bad) and judged.kind == kind and reason in judged.reason
     parsed = parse(line + b"\n", LAYOUT)
-    assert parsed.bad == [(0, judged)] and not any(len(column) for column in parsed.values)
+    assert bad_lines(parsed) == [(0, judged)] and not any(len(column) for column in parsed.values)
 
 
 FIELDS = st.one_of(
@@ -94,7 +100,7 @@ def test_a_chunk_gives_what_its_lines_give(lines: list[bytes], ending: bytes) ->
     parsed = parse(b"".join(line + ending for line in lines), LAYOUT)
     judged = [judge(line, LAYOUT) for line in lines]
     assert parsed.lines == len(lines)
-    assert parsed.bad == [(at, found) for at, found in enumerate(judged) if isinstance(found, Bad)]
+    assert bad_lines(parsed) == [(at, found) for at, found in enumerate(judged) if isinstance(found, Bad)]
     rows = [found for found in judged if not isinstance(found, Bad)]
     for number, column in enumerate(parsed.values):
         assert column.tolist() == [row[number] for row in rows]
@@ -105,7 +111,7 @@ def test_a_delimiter_of_two_bytes() -> None:
     lines = [b"1::2::3", b"1:2::3", b"1,2,3", b"1:::2::3", b"1\x1f2\x1f3", b"4::5::6", b"1::2::3::"]
     parsed = parse(b"\n".join(lines) + b"\n", layout)
     assert [column.tolist() for column in parsed.values] == [[1, 4], [3, 6]]
-    assert [(at, bad.kind) for at, bad in parsed.bad] == [
+    assert [(at, bad.kind) for at, bad in bad_lines(parsed)] == [
         (1, "fields"), (2, "fields"), (3, "number"), (4, "fields"), (6, "fields"),
     ]  # fmt: skip
 
@@ -114,3 +120,22 @@ def test_rows_keep_their_order_where_some_are_not_plain() -> None:
     lines = [f"{n},{'-1' if n % 3 else '1'},1500,1" for n in range(50)]
     parsed = parse("".join(f"{line}\n" for line in lines).encode(), LAYOUT)
     np.testing.assert_array_equal(parsed.values[0], np.arange(50))
+
+
+def test_empty_lines_are_not_looked_at_one_by_one(monkeypatch) -> None:
+    """A file may have as many of them as it has rows, or a million times as many."""
+    asked = []
+    monkeypatch.setattr(rows, "judge", lambda line, layout: asked.append(line) or judge(line, layout))
+    parsed = parse((b"\n" * 1000 + b"1,2,1500,3\n \n") * 2 + b"\r\n" * 5, LAYOUT)
+    assert asked == [b" "] * 2 and parsed.lines == 2009
+    assert parsed.blank.tolist() == [at for at in range(2009) if at not in (1000, 2002)] and not parsed.bad
+
+
+@given(lines=st.sets(st.integers(1, 60)), cut=st.integers(0, 60))
+def test_many_lines_at_once_are_as_many_alone(lines: set[int], cut: int) -> None:
+    one, many = Problems(), Problems()
+    for line in sorted(lines):
+        one.add("blank", "a.csv", line, "empty line")
+    for part in ([n for n in sorted(lines) if n < cut], [n for n in sorted(lines) if n >= cut]):
+        many.add_all("blank", "a.csv", np.array(part, dtype=np.int64), "empty line")
+    assert one.to_json() == many.to_json()

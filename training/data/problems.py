@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...errors import TurbogrError
 from ...files import replace_file
 
@@ -77,6 +79,20 @@ class Problems:
             runs[-1] = line
         else:
             runs.extend((line, line))
+
+    def add_all(self, kind: str, file: str, lines: np.ndarray, reason: str) -> None:
+        """The same for many lines of one kind, without a look at each."""
+        for line in lines[:SHOWN].tolist():
+            self.add(kind, file, line, reason)
+        rest = lines[SHOWN:]
+        if len(rest):
+            self._counts[kind] += len(rest)
+            breaks = np.flatnonzero(np.diff(rest) != 1)
+            runs = np.stack([rest[np.append(0, breaks + 1)], rest[np.append(breaks, -1)]], 1).reshape(-1)
+            known = self._runs[kind, file]
+            if known[-1] == runs[0] - 1:
+                known[-1], runs = int(runs[1]), runs[2:]
+            known.frombytes(runs.astype(np.int64).tobytes())
 
     def __len__(self) -> int:
         return sum(self._counts.values())

@@ -24,7 +24,7 @@ from .formats import Format, Signal, find_files
 from .histories import Histories
 from .lines import CHUNK, Chunk, chunks_of
 from .problems import DataError, Problems
-from .rows import Layout, Parsed, parse, shown
+from .rows import BLANK, Layout, Parsed, parse, shown
 from .sorting import PART, Numbering, Parts
 
 CACHE_FORMAT = 2
@@ -102,6 +102,7 @@ def _read_file(
         else:
             for place, bad in parsed.bad:
                 problems.add(bad.kind, path.name, line + place, bad.reason)
+            problems.add_all(BLANK.kind, path.name, line + parsed.blank, BLANK.reason)
         if chunk.damage:
             problems.add("compression", path.name, line + parsed.lines, chunk.damage)
             problems.rows += 1
@@ -115,7 +116,7 @@ def _read_file(
 
 def _cut(chunk: Chunk, parsed: Parsed) -> bool:
     """The end of a file that lacks its end: complete rows are good, unless the file is known to be cut."""
-    return chunk.unfinished and parsed.lines > 0 and bool(parsed.bad or chunk.damage)
+    return chunk.unfinished and parsed.lines > 0 and bool(parsed.bad or len(parsed.blank) or chunk.damage)
 
 
 def _gathered(

@@ -50,11 +50,19 @@ class Bad:
 
 @dataclass(frozen=True)
 class Parsed:
-    """Rows of a chunk: the values of each column, and the bad lines by their place in the chunk."""
+    """Rows of a chunk: the values of each column, and the bad lines by their place in the chunk.
+
+    Blank lines are listed apart: there may be as many as there are rows.
+    """
 
     values: list[np.ndarray]
     lines: int
     bad: list[tuple[int, Bad]]
+    blank: np.ndarray
+
+
+BLANK = Bad("blank", "empty line")
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 def judge(line: bytes, layout: Layout) -> list[float | int] | Bad:
@@ -68,7 +76,7 @@ def judge(line: bytes, layout: Layout) -> list[float | int] | Bad:
     except UnicodeDecodeError as error:
         return Bad("encoding", f"byte {error.start + 1} is not UTF-8 ({error.reason}) in {shown(line)}")
     if not text.strip():
-        return Bad("blank", "empty line")
+        return BLANK
     if layout.header and line == layout.header:
         return Bad("header", "the header again")
     if '"' in text or "'" in text:
@@ -124,8 +132,8 @@ def parse(chunk: bytes, layout: Layout) -> Parsed:
         good &= (found >= column.low) & (found <= column.high)
         values.append(found)
     if good.all() and len(plain_lines) == len(ends):
-        return Parsed(values, len(ends), [])
-    return _with_others(chunk, layout, plain_lines[good], [column[good] for column in values], len(ends))
+        return Parsed(values, len(ends), [], _NONE)
+    return _with_others(chunk, layout, plain_lines[good], [column[good] for column in values], ends == begins)
 
 
 def _plain_lines(
@@ -204,25 +212,30 @@ def _decimals(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.nda
     return values / np.maximum(scale, 1.0)
 
 
-def _with_others(chunk: bytes, layout: Layout, plain_lines: np.ndarray, values: list[np.ndarray], lines: int) -> Parsed:
-    """Ask about every line that is not plain; those that are rows after all take their place among the others."""
-    is_plain = np.zeros(lines, dtype=bool)
-    is_plain[plain_lines] = True
+def _with_others(
+    chunk: bytes, layout: Layout, plain_lines: np.ndarray, values: list[np.ndarray], empty: np.ndarray
+) -> Parsed:
+    """Ask about every line that is neither plain nor empty; those that are rows after all take their place."""
+    known = empty.copy()
+    known[plain_lines] = True
     split = chunk.split(b"\n")
-    bad, also, also_values = [], [], []
-    for at in np.flatnonzero(~is_plain).tolist():
+    bad, blank, also, also_values = [], [], [], []
+    for at in np.flatnonzero(~known).tolist():
         judged = judge(split[at], layout)
-        if isinstance(judged, Bad):
+        if judged is BLANK:
+            blank.append(at)
+        elif isinstance(judged, Bad):
             bad.append((at, judged))
         else:
             also.append(at)
             also_values.append(judged)
+    empty[blank] = True
     if also:
         place = np.argsort(np.concatenate([plain_lines, also]), kind="stable")
         for number, own in enumerate(values):
             more = np.array([row[number] for row in also_values], dtype=own.dtype)
             values[number] = np.concatenate([own, more])[place]
-    return Parsed(values, lines, bad)
+    return Parsed(values, len(empty), bad, np.flatnonzero(empty))
 
 
 def _value(field: str, column: Column) -> float | int:
