@@ -417,3 +417,23 @@ def test_second_derivatives_are_refused():
     (slope,) = torch.autograd.grad(loss.sum(), inputs[0], create_graph=True)
     with pytest.raises(NotImplementedError, match="second derivatives"):
         slope.sum().backward()
+
+
+def test_any_number_of_threads_gives_the_same_bits_as_far_as_the_products_do():
+    """Products are torch's own, and another number of threads may round them otherwise; here every one is exact."""
+    size = 600
+    x, weight = torch.eye(size).roll(3, 0) * 5, torch.eye(size).roll(1, 1) * 3
+    bias, grad = (torch.randn(size, generator=torch.Generator().manual_seed(n)) for n in (0, 1))
+    target = torch.arange(size) * 7 % size
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 7, 13):
+            torch.set_num_threads(count)
+            losses, log_sum = ops.linear_cross_entropy(x, weight, bias, target, 0.5, 3, 0.1)
+            wanted = [True, True, False]
+            back = ops.linear_cross_entropy_backward(grad, x, weight, bias, target, log_sum, 0.5, 3, 0.1, wanted)
+            found.append([losses, log_sum, *back[:2]])
+    finally:
+        torch.set_num_threads(threads)
+    for others in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], others, strict=True))
