@@ -62,6 +62,7 @@ def _inductor(module: fx.GraphModule, inputs: Sequence[Any], hooks: Hooks) -> Ca
             if kwargs.get("is_backward")
             else (Role.INFERENCE if kwargs.get("is_inference") else Role.FORWARD)
         )
+        _torch.donate_nothing()
         hooks.post_grad(graph, role, values)
         if not any(is_collective(node) for node in graph.graph.nodes):
             return _torch.compile_fx_inner(graph, values, *args, **kwargs)

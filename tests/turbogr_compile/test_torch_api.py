@@ -110,9 +110,11 @@ def test_aot_autograd_with_each_partitioner():
         assert len(roles) == 2
 
 
-@pytest.mark.parametrize("target", ["cpu", "eager"])
-def test_a_backward_may_run_twice(target):
-    """Of kernels that are called one by one none writes into a saved tensor: retain_graph works as it does in eager."""
+@pytest.mark.parametrize(
+    "options", [{"target": "cpu"}, {"target": "eager"}, {"target": "cpu", "codegen": "inductor"}], ids=str
+)
+def test_a_backward_may_run_twice(options):
+    """No kernel writes into a saved tensor: retain_graph works as it does in eager."""
     table, linear = torch.nn.Embedding(50, 16), torch.nn.Linear(16, 16)
     ids = torch.arange(28).view(4, 7)
     ids[1, 3:] = 0
@@ -127,7 +129,7 @@ def test_a_backward_may_run_twice(target):
         found, table.weight.grad = table.weight.grad, None
         return found
 
-    loss = torch.compile(step, backend="turbogr", options={"target": target})(ids)
+    loss = torch.compile(step, backend="turbogr", options=options)(ids)
     loss.backward(retain_graph=True)
     once = grad()
     loss.backward()
