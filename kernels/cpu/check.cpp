@@ -1,6 +1,6 @@
 // What contracts say of the entries of tensors, in one pass over each: kernels read and write at these places.
 //
-// Whatever is wrong is looked at again by kernels/entries.py, which says what it is.
+// Whatever is wrong is looked at again by kernels/contract/entries.py, which says what it is.
 #include <algorithm>
 #include <limits>
 

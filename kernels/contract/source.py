@@ -1,313 +1,44 @@
-"""What must hold of the arguments of an op, said once, beside its schema.
-
-    Contract(
-        x=Array("R ...F"),                       # at least one dim; what follows the first is called F
-        rows=Array("N", INT64, Range("R")),      # int64, one dim, entries from 0 to below R
-        count=Whole(0),
-    )
-
-A size that is named twice is the same twice. The contract is compiled to straight-line Python, as dataclasses are: it
-runs before each kernel and costs about as much as one allocation. From the same words come the checks of the fake, of
-the reference and of the twin, and the calls that `make fuzz-ops` generates.
-
-Sizes in `dims`, one word each:
-
-    T       any size, the same wherever the name occurs
-    S+1     one more than S; 2*M-1, G*M: the other way round, S and M are found by it and must be whole
-    T|1     T, or 1 that stands for each of T
-    ...F    any number of sizes
-    _       any size
-
-Sizes of fake tensors may be symbols: they are compared only where they are numbers, so that nothing is guarded on.
-Entries are looked at in real tensors alone: by turbogr_check (cpu/check.cpp) in front of kernels, by torch elsewhere.
-"""
+"""From a contract to the source of its check: straight-line Python, and the names that it finds there."""
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import entries
+from . import entries, said, sizes
+from .sizes import Dim, Shape
+from .words import (
+    HALF,
+    INT64,
+    REAL,
+    Array,
+    As,
+    Ascending,
+    Distances,
+    Entries,
+    Flags,
+    Number,
+    Parts,
+    Range,
+    Rule,
+    Sizes,
+    Whole,
+    Word,
+)
+
+if TYPE_CHECKING:
+    from .contract import Contract
 
-HALF = (torch.float16, torch.bfloat16)
-REAL = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-INT64 = (torch.int64,)
-BOOL = (torch.bool,)
-MOST = 1 << 62  # of a size that is said in numbers: what is computed from it still fits
-
-
-# --- words of a contract -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class As:
-    """The dtype of another argument; the dtype of its sums, if these are meant."""
-
-    argument: str
-    sums: bool = False
-
-
-@dataclass(frozen=True)
-class Array:
-    """A tensor: its sizes, its dtype (None: any), and what holds of its entries."""
-
-    dims: str
-    dtype: tuple[torch.dtype, ...] | As | None = REAL
-    entries: Range | Ascending | None = None
-    anywhere: bool = False  # on any device
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A list of tensors, one for each entry of `sizes`, which is their last size."""
-
-    dims: str
-    sizes: str
-    like: str  # the argument whose dtype they have
-
-
-@dataclass(frozen=True)
-class Number:
-    low: float | None = None
-    high: float | None = None
-    finite: bool = True
-
-
-@dataclass(frozen=True)
-class Whole:
-    """An integer; `below` names a size."""
-
-    low: int
-    high: int = MOST
-    below: str = ""
-
-
-@dataclass(frozen=True)
-class Word:
-    choices: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Flags:
-    """One for each of these."""
-
-    of: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Some sizes, none negative, that add up to `total`."""
-
-    total: str
-
-
-@dataclass(frozen=True)
-class Range:
-    """Entries from 0 to below a size, except those that are `but`, another argument.
-
-    `within` names offsets: rows that belong to no sequence may hold anything. `or_one`: a size of 1 stands for each.
-    """
-
-    below: str = ""
-    but: str = ""
-    within: str = ""
-    or_one: bool = False
-    most: int = entries.LAST
-    error: type[Exception] = IndexError
-
-
-@dataclass(frozen=True)
-class Ascending:
-    """Offsets of sequences of rows: from 0 on, up to `rows`, all of them where they are `whole`; or any numbers."""
-
-    rows: str = ""
-    whole: bool = False
-
-
-@dataclass(frozen=True)
-class Entries:
-    """More that holds of the entries of an argument, where the size that `what.below` names is there."""
-
-    argument: str
-    what: Range
-    table: str  # the argument that has this size
-
-
-@dataclass(frozen=True)
-class Distances:
-    """Columns of queries and keys of a sequence differ by less than a size."""
-
-    queries: str
-    keys: str
-    query_offsets: str
-    key_offsets: str
-    below: str
-    table: str
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A Python expression of arguments and sizes; checked where all these sizes are known.
-
-    `first`: before any size is looked at, so that sizes can rely on it.
-    """
-
-    holds: str
-    message: str
-    first: bool = False
-
-
-def together(*names: str) -> Rule:
-    absent = ", ".join(f"{name} is None" for name in names)
-    return Rule(f"len({{{absent}}}) == 1", f"{' and '.join(names)} come together", first=True)
-
-
-# --- a contract --------------------------------------------------------------------------------------
-
-
-class Contract:
-    """Contract(*rules, name=what it is, ...). Arguments that are not named may be anything.
-
-    Arguments are looked at in the order in which they are written here, each able to rely on those before. `nonzero`
-    names sizes that must not be zero.
-    """
-
-    def __init__(self, *rules: Rule | Entries | Distances, nonzero: str = "", **arguments: Any) -> None:
-        self.rules, self.nonzero, self.arguments = rules, frozenset(nonzero.split()), arguments
-        self.op = ""
-
-    def extended(self, *rules: Rule | Entries | Distances, nonzero: str = "", **arguments: Any) -> Contract:
-        """The same, and more: that of a backward, which takes the arguments of the forward."""
-        more = " ".join([*self.nonzero, nonzero])
-        return Contract(*self.rules, *rules, nonzero=more, **{**self.arguments, **arguments})
-
-    def bind(self, schema: str) -> None:
-        """Compile it for an op. Every argument of the contract is one of the schema's."""
-        found = torch._C.parse_schema(schema)
-        self.op, names = found.name, [a.name for a in found.arguments]
-        if unknown := set(self.arguments) - set(names):
-            raise ValueError(f"{self.op}: the contract names {', '.join(sorted(unknown))}, and the schema does not")
-        if taken := set(names) & set(_SPACE):
-            raise ValueError(f"{self.op}: arguments of a checked op cannot be called {', '.join(sorted(taken))}")
-        self.leading = next((names.index(name) for name, what in self.arguments.items() if _leads(what)), 0)
-        self.optional = {a.name for a in found.arguments if str(a.type).startswith("Optional")}
-        defaults = {a.name: a.default_value for a in found.arguments if a.has_default_value()}
-        signature = ", ".join(f"{name}=defaults[{name!r}]" if name in defaults else name for name in names)
-        self.source = {flavour: _Writer(self, flavour).text(signature) for flavour in ("known", "symbolic")}
-        space = {**_SPACE, "defaults": defaults, "contract": self, "fail": self.fail}
-        functions = []
-        for flavour, text in self.source.items():
-            exec(compile(text, f"<contract of {self.op}, {flavour}>", "exec"), space)
-            functions.append(space["check"])
-        self._check, self._symbolic = functions
-
-    # Filled by `bind`. Of the leading argument is the dtype that is computed in: the first tensor of the contract that
-    # is floating point, or may be.
-    leading: int
-    _check: Callable[..., None]
-    _symbolic: Callable[..., None]
-
-    def before_kernel(self, native: Any, *arguments: Any) -> None:
-        """Check everything; `native` is turbogr_check of a library."""
-        self._check(native, *arguments)
-
-    def check(self, *arguments: Any, **named: Any) -> None:
-        """Check everything, entries by torch; sizes only where tensors have no data."""
-        real = all(has_data(x) for x in tensors((*arguments, *named.values())))
-        (self._check if real else self._symbolic)(None, *arguments, **named)
-
-    def check_sizes(self, *arguments: Any) -> None:
-        """Check what is known without a look at the data."""
-        self._symbolic(None, *arguments)
-
-    def fail(self, text: str, error: type[Exception] = ValueError) -> NoReturn:
-        raise error(f"{self.op}: {text}")
-
-    def refused(self, native: Any, *checks: Any) -> None:
-        """Look at entries by torch, where there is no native check or it has refused them."""
-        for check in checks:
-            check.run(self.fail)
-        if native is not None:
-            raise AssertionError(f"{self.op}: the native check refuses entries that torch finds in order")
-
-
-def has_data(x: torch.Tensor) -> bool:
-    """False for fake tensors and other wrappers, whose values cannot be read."""
-    return type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta
-
-
-def tensors(arguments: tuple[Any, ...]) -> Iterator[torch.Tensor]:
-    for x in arguments:
-        if isinstance(x, torch.Tensor):
-            yield x
-        elif isinstance(x, (list, tuple)):
-            yield from tensors(tuple(x))
-
-
-# --- compiled to Python ------------------------------------------------------------------------------
-
-_DIM = re.compile(r"(?:(?P<factor>\w+)\*)?(?P<name>[A-Za-z]\w*)(?P<more>[+-]\d+)?(?P<one>\|1)?$")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
-@dataclass(frozen=True)
-class Dim:
-    """One word of `dims`."""
-
-    factor: str
-    name: str
-    more: int
-    one: bool
-
-    @staticmethod
-    def parse(word: str) -> Dim:
-        found = _DIM.match(word)
-        if found is None:
-            raise ValueError(f"{word!r} is no size of a contract")
-        return Dim(found["factor"] or "", found["name"], int(found["more"] or 0), bool(found["one"]))
-
-    @property
-    def text(self) -> str:
-        product = f"{self.factor}*{self.name}" if self.factor else self.name
-        return f"{product}{self.more:+d}" if self.more else product
-
-    @property
-    def names(self) -> list[str]:
-        return [self.name, *([self.factor] if self.factor and not self.factor.isdigit() else [])]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """`dims` taken apart: sizes in front of ..., its name, sizes behind it."""
-
-    front: tuple[str, ...]
-    rest: str | None
-    back: tuple[str, ...]
-
-    @staticmethod
-    def parse(dims: str) -> Shape:
-        words = dims.split()
-        at = next((i for i, word in enumerate(words) if word.startswith("...")), None)
-        if at is None:
-            return Shape(tuple(words), None, ())
-        return Shape(tuple(words[:at]), words[at][3:], tuple(words[at + 1 :]))
-
-    @property
-    def fixed(self) -> int:
-        return len(self.front) + len(self.back)
-
-    def places(self) -> Iterator[tuple[int, str]]:
-        yield from enumerate(self.front)
-        yield from zip(range(-len(self.back), 0), self.back, strict=True)
-
-
-class _Writer:
-    """The source of a check. A name of a size is a local variable, None where it is not known."""
+class Writer:
+    """One check. A name of a size is a local variable, None where it is not known."""
 
     def __init__(self, contract: Contract, flavour: str) -> None:
         self.contract, self.known = contract, flavour == "known"
@@ -538,7 +269,7 @@ class _Writer:
         return f"{name}_"
 
     def entries_of(self, name: str, what: Range | Ascending, table: str = "") -> tuple[str, str]:
-        """Numbers of a native check (see entries.py), and the one by torch."""
+        """Numbers of a native check (as entries.py lists them), and the one by torch."""
         x, dtype = self.plain(name), self.contract.arguments[name].dtype
         width = "8" if dtype == INT64 else f"{x}.element_size()"
         data = f"{x}.data_ptr(), {x}.numel(), {width}"
@@ -563,10 +294,6 @@ class _Writer:
         return f"{entries.DISTANCES}, {pointers}, {rule.query_offsets}.numel(), {rule.below}, 0, 0, 0", looked
 
 
-def _leads(what: Any) -> bool:
-    return isinstance(what, Array) and (what.dtype is None or (isinstance(what.dtype, tuple) and what.dtype[0] in REAL))
-
-
 def _ascends(what: Any) -> bool:
     return isinstance(what, Array) and isinstance(what.entries, Ascending)
 
@@ -575,85 +302,13 @@ def _dtypes(wanted: tuple[torch.dtype, ...]) -> str:
     return "REAL" if wanted is REAL else f"({', '.join(str(dtype).removeprefix('torch.') for dtype in wanted)},)"
 
 
-# --- what a check says -------------------------------------------------------------------------------
-
-Fail = Callable[..., NoReturn]
-
-
-def absent(fail: Fail, name: str) -> None:
-    fail(f"{name} must be a tensor, not None")
-
-
-def elsewhere(fail: Fail, name: str, x: torch.Tensor, device: torch.device) -> None:
-    fail(f"{name} is on {x.device}, another tensor on {device}")
-
-
-def other_dtype(fail: Fail, name: str, x: torch.Tensor, wanted: tuple[torch.dtype, ...]) -> None:
-    fail(f"{name} must be {' or '.join(map(str, wanted))}, not {x.dtype}")
-
-
-def other_layout(fail: Fail, name: str, x: torch.Tensor) -> None:
-    fail(f"{name} must be strided, not {x.layout}")
-
-
-def other_rank(fail: Fail, name: str, x: torch.Tensor, wanted: int, or_more: bool) -> None:
-    fail(f"{name} must have {wanted}{' or more' if or_more else ''} dims, not {x.dim()}")
-
-
-def other_size(fail: Fail, name: str, x: torch.Tensor, place: int, wanted: int, word: str) -> None:
-    fail(f"{name}.shape[{place}] must be {wanted} ({word}), not {x.shape[place]}")
-
-
-def no_such_size(fail: Fail, name: str, x: torch.Tensor, place: int, word: str) -> None:
-    fail(f"{name}.shape[{place}] must be of the form {word}, and it is {x.shape[place]}")
-
-
-def other_sizes(fail: Fail, name: str, x: torch.Tensor, wanted: tuple[int, ...]) -> None:
-    fail(f"{name} has sizes {tuple(x.shape)}, and those of other tensors are {tuple(wanted)} there")
-
-
-def unlike(sizes: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
-    """Whether they are known to differ."""
-    pairs = list(zip(sizes, others, strict=False))
-    return len(sizes) != len(others) or any(type(a) is int and type(b) is int and a != b for a, b in pairs)
-
-
-def other_number(fail: Fail, name: str, found: list[Any], wanted: list[Any]) -> None:
-    fail(f"{name} must be {len(wanted)}, not {len(found)}")
-
-
-def other_number_of(fail: Fail, name: str, found: float, what: Number) -> None:
-    bounds = [f"at least {what.low}"] * (what.low is not None) + [f"at most {what.high}"] * (what.high is not None)
-    fail(f"{name} must be {' and '.join([*['finite'] * what.finite, *bounds])}, not {found}")
-
-
-def outside(fail: Fail, name: str, found: int, low: int, high: int) -> None:
-    fail(f"{name} must be {f'{low} or more' if high == MOST else f'from {low} to {high}'}, not {found}")
-
-
-def no_choice(fail: Fail, name: str, found: str, choices: tuple[str, ...]) -> None:
-    fail(f"{name} must be one of {', '.join(choices)}, not {found!r}")
-
-
-def other_flags(fail: Fail, name: str, found: list[bool], of: tuple[str, ...]) -> None:
-    fail(f"{name} has one entry for each of {', '.join(of)}, not {len(found)}")
-
-
-def negative_sizes(fail: Fail, name: str, found: list[int]) -> None:
-    fail(f"{name} must be one size or more, none negative: {found}")
-
-
-def other_total(fail: Fail, name: str, found: list[int], wanted: int) -> None:
-    fail(f"sum of {name} must be {wanted}, not {sum(found)}")
-
-
-def equal_blocks(rows: int, blocks: int) -> bool:
-    """Whether rows can be cut into so many blocks, all as large as the first but the last."""
-    return -(-rows // max(-(-rows // max(blocks, 1)), 1)) == blocks
-
-
-_SPACE: Mapping[str, Any] = {
-    **{k: v for k, v in globals().items() if not k.startswith("__")},
+SPACE: Mapping[str, Any] = {
+    **{name: value for room in (said, sizes) for name, value in vars(room).items() if isinstance(value, FunctionType)},
+    "torch": torch,
+    "entries": entries,
+    "Number": Number,
+    "HALF": HALF,
+    "REAL": REAL,
     **{str(dtype).removeprefix("torch."): dtype for dtype in (*REAL, torch.int64, torch.int32, torch.bool)},
     "strided": torch.strided,
     "LAST": entries.LAST,

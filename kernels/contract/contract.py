@@ -1,0 +1,94 @@
+"""A contract, bound to the op whose arguments it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+
+from .source import SPACE, Writer
+from .words import REAL, Array, Distances, Entries, Rule
+
+
+class Contract:
+    """Contract(*rules, name=what it is, ...). Arguments that are not named may be anything.
+
+    Arguments are looked at in the order in which they are written here, each able to rely on those before. `nonzero`
+    names sizes that must not be zero.
+    """
+
+    def __init__(self, *rules: Rule | Entries | Distances, nonzero: str = "", **arguments: Any) -> None:
+        self.rules, self.nonzero, self.arguments = rules, frozenset(nonzero.split()), arguments
+        self.op = ""
+
+    def extended(self, *rules: Rule | Entries | Distances, nonzero: str = "", **arguments: Any) -> Contract:
+        """The same, and more: that of a backward, which takes the arguments of the forward."""
+        more = " ".join([*self.nonzero, nonzero])
+        return Contract(*self.rules, *rules, nonzero=more, **{**self.arguments, **arguments})
+
+    def bind(self, schema: str) -> None:
+        """Compile it for an op. Every argument of the contract is one of the schema's."""
+        found = torch._C.parse_schema(schema)
+        self.op, names = found.name, [a.name for a in found.arguments]
+        if unknown := set(self.arguments) - set(names):
+            raise ValueError(f"{self.op}: the contract names {', '.join(sorted(unknown))}, and the schema does not")
+        if taken := set(names) & set(SPACE):
+            raise ValueError(f"{self.op}: arguments of a checked op cannot be called {', '.join(sorted(taken))}")
+        self.leading = next((names.index(name) for name, what in self.arguments.items() if _leads(what)), 0)
+        self.optional = {a.name for a in found.arguments if str(a.type).startswith("Optional")}
+        defaults = {a.name: a.default_value for a in found.arguments if a.has_default_value()}
+        signature = ", ".join(f"{name}=defaults[{name!r}]" if name in defaults else name for name in names)
+        self.source = {flavour: Writer(self, flavour).text(signature) for flavour in ("known", "symbolic")}
+        space = {**SPACE, "defaults": defaults, "contract": self, "fail": self.fail}
+        functions = []
+        for flavour, text in self.source.items():
+            exec(compile(text, f"<contract of {self.op}, {flavour}>", "exec"), space)
+            functions.append(space["check"])
+        self._check, self._symbolic = functions
+
+    # Filled by `bind`. Of the leading argument is the dtype that is computed in: the first tensor of the contract that
+    # is floating point, or may be.
+    leading: int
+    _check: Callable[..., None]
+    _symbolic: Callable[..., None]
+
+    def before_kernel(self, native: Any, *arguments: Any) -> None:
+        """Check everything; `native` is turbogr_check of a library."""
+        self._check(native, *arguments)
+
+    def check(self, *arguments: Any, **named: Any) -> None:
+        """Check everything, entries by torch; sizes only where tensors have no data."""
+        real = all(has_data(x) for x in tensors((*arguments, *named.values())))
+        (self._check if real else self._symbolic)(None, *arguments, **named)
+
+    def check_sizes(self, *arguments: Any) -> None:
+        """Check what is known without a look at the data."""
+        self._symbolic(None, *arguments)
+
+    def fail(self, text: str, error: type[Exception] = ValueError) -> NoReturn:
+        raise error(f"{self.op}: {text}")
+
+    def refused(self, native: Any, *checks: Any) -> None:
+        """Look at entries by torch, where there is no native check or it has refused them."""
+        for check in checks:
+            check.run(self.fail)
+        if native is not None:
+            raise AssertionError(f"{self.op}: the native check refuses entries that torch finds in order")
+
+
+def has_data(x: torch.Tensor) -> bool:
+    """False for fake tensors and other wrappers, whose values cannot be read."""
+    return type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta
+
+
+def tensors(arguments: tuple[Any, ...]) -> Iterator[torch.Tensor]:
+    for x in arguments:
+        if isinstance(x, torch.Tensor):
+            yield x
+        elif isinstance(x, (list, tuple)):
+            yield from tensors(tuple(x))
+
+
+def _leads(what: Any) -> bool:
+    return isinstance(what, Array) and (what.dtype is None or (isinstance(what.dtype, tuple) and what.dtype[0] in REAL))
