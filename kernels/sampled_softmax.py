@@ -207,8 +207,8 @@ declare(
 declare(
     f"sampled_softmax_backward(Tensor grad, Tensor log_sum, {_ARGUMENTS}, bool[] wanted) -> (Tensor, Tensor, Tensor)",
     _CONTRACT.extended(
-        grad=Array("T", REAL),
-        log_sum=Array("T", REAL),
+        grad=Array("T", As("query", sums=True)),
+        log_sum=Array("T", As("query", sums=True)),
         wanted=Flags(("query", "positive", "negative")),
     ),
     reference=sampled_softmax_backward,

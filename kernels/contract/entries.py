@@ -13,6 +13,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple, NoReturn
 
+import torch
 from torch import Tensor
 
 FIELDS = 10
@@ -40,7 +41,7 @@ class Range(NamedTuple):
         if self.within is not None:
             start, stop = int(self.within[0]), int(self.within[-1])
             x = x[start:stop]
-        wrong = (x < 0) | (x >= self.limit)
+        wrong = (x < 0) | (x > min(self.limit - 1, torch.iinfo(x.dtype).max))  # torch wraps a larger number
         if self.but is not None:
             wrong &= x != self.but
         if not bool(wrong.any()):

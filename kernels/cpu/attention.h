@@ -172,9 +172,15 @@ class Buckets {
   int64_t entries_, entry_ = 0, low_ = 0, high_ = 0;  // an empty range: the first question seeks
 };
 
+// As torch computes it: a difference that does not fit wraps around.
 inline int64_t gap_between(int64_t a, int64_t b) {
-  const uint64_t gap = a > b ? uint64_t(a) - uint64_t(b) : uint64_t(b) - uint64_t(a);
-  return int64_t(std::min<uint64_t>(gap, std::numeric_limits<int64_t>::max()));
+  const uint64_t gap = uint64_t(a) - uint64_t(b);
+  return int64_t(int64_t(gap) < 0 ? 0 - gap : gap);
+}
+
+inline bool wraps(int64_t a, int64_t b) {
+  int64_t difference;
+  return __builtin_sub_overflow(a, b, &difference);
 }
 
 inline uint32_t mix(uint32_t x) {
@@ -330,7 +336,8 @@ class Head {
     const int64_t* times = keys.time.data() + at;
     for (int64_t j = 0; j < count; j += kLane) {
       const int64_t first = times[j], last = times[j + kLane - 1];
-      if (keys_ascend && (last <= time || first >= time)) {
+      const bool behind = last <= time, ahead = first >= time;
+      if (keys_ascend && ((behind && !wraps(time, first)) || (ahead && !wraps(last, time)))) {
         const int64_t gap = gap_between(time, first);
         if (!bucket.holds(gap)) bucket.seek(gap);
         if (bucket.holds(gap_between(time, last))) {

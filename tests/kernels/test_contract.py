@@ -303,6 +303,46 @@ def test_the_gradient_of_losses_may_be_of_another_dtype(of, other):
 
 
 @BOTH
+def test_log_sums_are_in_the_precision_of_sums(of):
+    """A product of two dtypes was torch's error, not the contract's."""
+    query, offsets = numbers(4, 3), torch.tensor([0, 4])
+    _, log_sum = of.sampled_softmax(query, query, query, offsets, offsets, None, None, None, 1.0)
+    for wrong in ({"grad": numbers(4).double()}, {"log_sum": log_sum.double()}):
+        given = {"grad": numbers(4), "log_sum": log_sum} | wrong
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be torch.float32, not torch.float64"):
+            of.sampled_softmax_backward(*given.values(), query, query, query, offsets, offsets, None, None, None, 1.0,
+                                        [True] * 3)  # fmt: skip
+
+
+@BOTH
+def test_ids_of_32_bits_may_name_rows_of_a_larger_table(of):
+    ids = torch.tensor([0, 2**31 - 1], dtype=torch.int32)
+    found = of.embedding_backward(torch.zeros(2, 0), ids, 2**31, 0)
+    assert found.shape == (2**31, 0)
+    with pytest.raises(IndexError, match="row -1, entry 0 of ids"):
+        of.embedding_backward(torch.zeros(1, 0), torch.tensor([-1], dtype=torch.int32), 2**31, 0)
+
+
+def test_gaps_of_time_wrap_as_in_torch():
+    """Also where the keys of a stretch share a bucket when its ends do."""
+    ends = torch.tensor([-(2**63), -(2**62), -6, 0, 6, 2**62, 2**63 - 1])
+    times = torch.cat([ends, torch.arange(-9, 9) * 2**59, torch.arange(20)]).sort().values
+    rows, table = len(times), numbers(1, 4)
+    given = {name: numbers(rows, 1, 8) for name in ("query", "key", "value")}
+    given |= {name: torch.tensor([0, rows]) for name in ("query_offsets", "key_offsets")}
+    given |= {name: torch.arange(rows) for name in ("query_columns", "key_columns")}
+    given |= {
+        "query_times": times.flip(0).contiguous(),
+        "key_times": times,
+        "max_distance": rows,
+        "min_distance": -rows,
+    }
+    given |= {"time_bias": table * 3, "time_bounds": torch.tensor([5, 2**60, 2**63 - 100])}
+    found, wanted = attention(ops, **given), attention(references, **given)
+    torch.testing.assert_close(found, wanted)
+
+
+@BOTH
 def test_scales_may_be_negative(of):
     query, table, ids = numbers(4, 8), numbers(6, 8), torch.arange(8).view(4, 2) % 6
     half, scales = (table / -0.5).half(), torch.full((1,), -0.5)

@@ -326,7 +326,7 @@ def test_arguments_of_the_backward_are_checked():
     for arguments, message in (
         ((one[:2], one, *rest, [True] * 3), "grad.shape\\[0\\] must be 3 \\(T\\), not 2"),
         ((one, one[None], *rest, [True] * 3), "log_sum must have 1 dims"),
-        ((one.long(), one, *rest, [True] * 3), "grad must be torch.float32 or"),
+        ((one.long(), one, *rest, [True] * 3), "grad must be torch.float32, not"),
         ((one, one, *rest, [True]), "one entry for each of query, positive, negative"),
     ):
         with pytest.raises(ValueError, match=f"sampled_softmax_backward: .*{message}"):
