@@ -96,11 +96,14 @@ $(LOOPS)/.ready: $(VENV)/.ready
 	h11 anyio certifi idna sniffio httpx2 httpcore2 truststore charset-normalizer urllib3 hf-xet shellingham typer click && touch $@ \
 	|| echo "training loops are not to be had: their tests are skipped"
 
-# torch goes first and exactly: a range would pull a newer torch and its GPU libraries.
+# torch goes first and exactly: a range would pull a newer torch and its GPU libraries. LOCKED=1 takes the versions and
+# hashes of requirements-dev.lock for all others, and nothing that has to be built (Python 3.11 and later).
+LOCKED ?=
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet "torch==2.13.0"
-	$(BIN)/pip install --quiet --editable ".[dev]"
+	$(if $(LOCKED),$(BIN)/pip install --quiet --no-deps --require-hashes --only-binary=:all: -r requirements-dev.lock)
+	$(BIN)/pip install --quiet $(if $(LOCKED),--no-deps --no-build-isolation) --editable ".[dev]"
 	touch $@
 
 clean:

@@ -4,7 +4,11 @@ finds its own files and announces itself to torch.
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -177,3 +181,87 @@ def test_whoever_walks_the_package_arrives(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert "pipeline" in done.stdout.split() and "turbogr_compile" not in done.stdout.split()
+
+
+# --- supply --------------------------------------------------------------------------------------------
+
+
+def built(source: Path, out: Path) -> dict[str, bytes]:
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(out)]
+    subprocess.run(command, cwd=source, check=True, env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000"})
+    return {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+def test_built_twice_it_is_the_same(source, tmp_path):
+    """Elsewhere, by somebody with another umask, from files of another age."""
+    once, again = built(source, tmp_path / "once"), tmp_path / "again"
+    shutil.copytree(source, again)
+    for path in again.rglob("*"):
+        if path.is_file() and ".git" not in path.parts:
+            path.chmod(0o600 | (path.stat().st_mode & 0o100))
+            os.utime(path, (1_000_000_000, 1_000_000_000))
+    mask = os.umask(0o077)
+    try:
+        assert built(again, tmp_path / "twice") == once and len(once) == 2
+    finally:
+        os.umask(mask)
+
+
+def test_sdist_can_be_tested(source, tmp_path):
+    """It brings the tests, what they read, and what its build needs."""
+    (archive,) = (tmp_path / name for name in built(source, tmp_path) if name.endswith(".tar.gz"))
+    names = {name.partition("/")[2] for name in tarfile.open(archive).getnames()}
+    listed = ["git", "-C", str(source), "ls-files", "tests", "docs"]
+    assert set(subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()) <= names
+    assert {"pyproject.toml", "hatch_build.py", "Makefile", "LICENSE", "SECURITY.md", "requirements-dev.lock"} <= names
+
+
+def test_wheel_says_what_is_in_it_and_what_it_asks_for(wheel):
+    with zipfile.ZipFile(wheel) as opened:
+        (name,) = (n for n in opened.namelist() if n.endswith(".dist-info/sboms/turbogr.cdx.json"))
+        bom = json.loads(opened.read(name))
+        files = {c["name"]: c["hashes"][0]["content"] for c in bom["components"] if c["type"] == "file"}
+        packed = {n for n in opened.namelist() if ".dist-info/" not in n}
+        assert files == {n: hashlib.sha256(opened.read(n)).hexdigest() for n in packed}
+        metadata = opened.read(next(n for n in opened.namelist() if n.endswith("METADATA"))).decode()
+    asked = {c["name"]: c["scope"] for c in bom["components"] if c["type"] == "library"}
+    declared = re.findall(r"^Requires-Dist: ([\w.-]+)[^;\n]*(;.*)?$", metadata, re.MULTILINE)
+    assert set(asked) == {name.lower().replace("_", "-") for name, _ in declared} - {"turbogr"}
+    assert {n for n, scope in asked.items() if scope == "required"} == {n for n, extra in declared if not extra}
+    assert bom["bomFormat"] == "CycloneDX" and bom["dependencies"][0]["dependsOn"] == sorted(asked)
+
+
+# Names of packages by what is imported of them, where these differ.
+PACKAGES = {"yaml": "pyyaml", "google": "protobuf", "torch_npu": "torch-npu", "jinja2": "jinja2"}
+# Asked for only where somebody has brought them, and said so when they are missing.
+BROUGHT = {"triton", "torchair", "ge"}
+
+
+def test_what_is_imported_is_declared():
+    tomllib = pytest.importorskip("tomllib")  # of Python 3.11
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    texts = [*project["dependencies"], *(t for some in project["optional-dependencies"].values() for t in some)]
+    declared = {re.split(r"[^\w.-]", text)[0].lower().replace("_", "-") for text in texts} | {"turbogr-compile"}
+    imported: dict[str, Path] = {}
+    for room in ("turbogr_compile", *BESIDE):
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom) and not node.level:
+                    names = [node.module or ""]
+                imported |= {name.partition(".")[0]: path for name in names}
+    others = {name for name in imported if name not in sys.stdlib_module_names and name not in BROUGHT}
+    absent = {n: imported[n] for n in others if PACKAGES.get(n, n).lower().replace("_", "-") not in declared}
+    assert not absent
+
+
+def test_the_lock_covers_what_development_needs():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/house/lock.py"), "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    text = (ROOT / "requirements-dev.lock").read_text()
+    entries = [entry for entry in re.split(r"\n(?=\w)", text.partition("\n\n")[2]) if entry.strip()]
+    assert len(entries) > 30 and "://" not in text
+    for entry in entries:
+        assert re.fullmatch(r"[\w.-]+==[\w.]+( \\\n    --hash=sha256:[0-9a-f]{64})+\n?", entry), entry[:80]
