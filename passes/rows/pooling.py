@@ -90,7 +90,10 @@ def _evaluated(node: fx.Node, base: fx.Node, space: Space, telling: Telling, spe
     if any(n in telling.meanings.tainted for n in (a.node for a in visible.atoms if hasattr(a, "node"))):
         return None
     rows = {name: tuple(axes) for name, axes in zip(names, typing.atoms(node), strict=True)}
-    predicates, exactly = telling.of(visible, visible, KEY, rows, sizes)
+    told, exactly = telling.of(visible, visible, KEY, rows, sizes)
+    # What hides a row for some features alone (a triangle, where queries are features) hides no row.
+    predicates = frozenset(p for p in told if set(typing.flat(p.node)) <= set(space.axes))
+    exactly = exactly and predicates == told
     if not predicates:
         return None
     dims = _dims(names, typing, node, space)

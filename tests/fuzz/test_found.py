@@ -124,6 +124,12 @@ KEPT_PASSES = {
         "loss = ((x * (1 - (~mask).byte())[..., None]) ** 2).mean()",
         {},
     ),
+    "a softmax over rows that a triangle hides for some features": (
+        "x = F.embedding(ids, E)\na = tri & (ids != 0)[:, None]\n"
+        "p = (-torch.cdist(x, x @ Q)).masked_fill(~a, -1e300).softmax(-1).masked_fill(~a, 0.0)\n"
+        "loss = (p @ torch.tanh(x @ O))[:, -1].square().sum()",
+        {},
+    ),
     "a product that broadcasts its bias": (
         "x = (F.embedding(ids, E) @ Q) * (ids != 0)[..., None]\n"
         "loss = torch.baddbmm(torch.zeros(1, 1, 1), x, x.mT).tanh().sum()",
