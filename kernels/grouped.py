@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,4 +21,10 @@ def multiply(x: Tensor, weights: Tensor, groups: Tensor, by: str) -> Tensor:
     return result
 
 
-compose(SCHEMA, Contract(x=Array("N K", None), weights=Array("G K M", As("x")), groups=Array("N", None)), multiply)
+def _flops(x: Tensor, weights: Tensor, *rest: Any, out_val: Any = None) -> Any:
+    return 2 * x.shape[0] * x.shape[1] * weights.shape[2]
+
+
+compose(
+    SCHEMA, Contract(x=Array("N K", None), weights=Array("G K M", As("x")), groups=Array("N", None)), multiply, _flops
+)

@@ -204,15 +204,16 @@ def _pays(found: RowAnalysis, ctx: Context) -> bool:
     worth = getattr(ctx.options, "worth", None)
     with _torch.outside_compilation():
         seen = counts(found) if worth is not None else None
-    if worth is None or seen is None or worth.added(seen.calls) <= worth.saved(seen.flops, seen.bytes):
+    if worth is None or seen is None or worth.pays(seen.whole, seen.usually, seen.here, seen.added):
         return True
-    if worth.saved(*seen.whole) < worth.tiny:
+    if worth.seconds(seen.whole) < worth.tiny:
         ctx.analysis("tiny-step", "packed, though a step as small as this takes less time padded")
         return True
     ctx.missed(
         "not-worth-it",
-        f"packing would leave out {human(seen.flops)}FLOPs and {human(seen.bytes, 'B')} of the batch seen "
-        f"({seen.rows} of {seen.of} rows matter) and add {seen.calls} calls: it would not pay ({worth})",
+        f"packing would leave out {human(seen.here.flops)}FLOPs and {human(seen.here.bytes, 'B')} of the batch seen "
+        f"({seen.rows} of {seen.of} rows matter), add {seen.added.calls} calls and move "
+        f"{human(seen.added.moved, 'B')}: it would not pay ({worth})",
         next(n for n, d in found.demand.decisions.items() if isinstance(d, OnRows)),
         "options={'worth': 'always'} packs it all the same; `turbogr bench --worth` prints the prices of this machine",
     )

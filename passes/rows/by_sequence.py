@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from .axes import Typing
-from .calls import Size, product
+from .calls import Size, einsum_labels, op, operand, product, rank_of
+from .calls import operands as operands_of
 from .spaces import Space
 
 if TYPE_CHECKING:
@@ -55,10 +57,31 @@ class Times:
     matrices: Operand
     others: tuple[Operand, ...]
     contracted: frozenset[str]
+    out: Labels
 
 
-def times(t: Typing, operands: Sequence[Operand], out: Labels, space: Space) -> Times | None:
+def by_letters(n: fx.Node) -> tuple[list[Operand], list[str]] | None:
+    """A product as an einsum: its operands, and the letters of its result. What is contracted has 'z' in a matmul."""
+    if op(n) == "einsum":
+        labels = einsum_labels(n)
+        return labels and (
+            [Operand(x, label) for label, x in zip(labels[0], operands_of(n, 1), strict=True)],
+            [*labels[1]],
+        )
+    if op(n) not in ("matmul", "bmm") or min(rank_of(operand(n)), rank_of(operand(n, 1))) < 2:
+        return None
+    x, y, rank = operand(n), operand(n, 1), rank_of(n)
+    out = list(ascii_lowercase[:rank])
+    of_x, of_y = [*out[rank - rank_of(x) : -1], "z"], [*out[rank - rank_of(y) : -2], "z", out[-1]]
+    return [Operand(x, of_x), Operand(y, of_y)], out
+
+
+def times(t: Typing, n: fx.Node, space: Space) -> Times | None:
     """A product as rows times matrices; None where that is not what it is, or where a matrix is no larger than rows."""
+    letters = by_letters(n)
+    if letters is None:
+        return None
+    operands, out = letters
     for matrices in operands:
         if sorted(matrices.row_axes(t, space)) != sorted(space.sequence) or not space.sequence:
             continue
@@ -80,7 +103,7 @@ def _times(
     kept = (here.keys() | there.keys()) - contracted
     if not contracted or not kept <= elsewhere or not here.keys() - there.keys():
         return None
-    return Times(rows, matrices, others, frozenset(contracted)) if _is_large(here, there) else None
+    return Times(rows, matrices, others, frozenset(contracted), out) if _is_large(here, there) else None
 
 
 def _is_large(matrices: dict[str, Size], rows: dict[str, Size]) -> bool:
@@ -89,9 +112,9 @@ def _is_large(matrices: dict[str, Size], rows: dict[str, Size]) -> bool:
     return not all(isinstance(size, int) for size in sizes) or sizes[0] > MOST_COPIED * sizes[1]
 
 
-def multiplied(e: Values, found: Times, out: Labels, chosen: RowSet) -> fx.Node:
-    """The product on packed rows, its letters in the order of the result."""
-    t, space = e.typing, chosen.space
+def multiplied(e: Values, n: fx.Node, found: Times, chosen: RowSet) -> fx.Node:
+    """The product on packed rows."""
+    t, space, out = e.typing, chosen.space, found.out
     rows, matrices = found.rows.letters(t, space), found.matrices.letters(t, space)
     sizes = {**rows, **matrices}
     heads = [c for c in rows if c in matrices and c not in found.contracted]
@@ -121,19 +144,25 @@ def multiplied(e: Values, found: Times, out: Labels, chosen: RowSet) -> fx.Node:
             texts.append(("T" if of_rows else "") + "".join(mine))
             sizes |= mine
         have = [c for c in out if any(c in text for text in texts)]
-        return e.call(aten.einsum.default, f"{','.join(texts)}->T{''.join(have)}", values)
-    return _arranged(e, result, have, [c for c in out if c in have], sizes)
+        result = e.call(aten.einsum.default, f"{','.join(texts)}->T{''.join(have)}", values)
+    else:
+        result = _arranged(e, result, have, [c for c in out if c in have], sizes)
+    return e.reshape(result, [-1, *e.kept_sizes(n, space.axes)])
 
 
-def made(e: Values, left: Operand, right: Operand, out: Labels, chosen: RowSet) -> fx.Node | None:
-    """What the rows of each sequence contract to, its letters in the order of the result, where that is a matrix."""
+def makes_matrix(t: Typing, left: Operand, right: Operand, out: Labels, space: Space) -> bool:
+    """Is what the rows of a sequence contract to a matrix, to which both operands bring dims of their own?"""
+    mine, others = set(left.letters(t, space)), set(right.letters(t, space))
+    return bool(mine - others) and bool(others - mine) and mine | others <= set(out)
+
+
+def made(e: Values, left: Operand, right: Operand, out: Labels, chosen: RowSet) -> fx.Node:
+    """What the rows of each sequence contract to, its letters in the order of the result."""
     t, space = e.typing, chosen.space
     mine, others = left.letters(t, space), right.letters(t, space)
     sizes = {**mine, **others}
     heads = [c for c in mine if c in others]
     height, width = [c for c in mine if c not in others], [c for c in others if c not in mine]
-    if not height or not width or not set(sizes) <= set(out):
-        return None
 
     def lines(x: Operand, have: dict[str, Size], ends: list[str]) -> fx.Node:
         value = _arranged(e, e.packed(x.node, chosen), have, [*heads, *ends], sizes)

@@ -11,7 +11,7 @@ from torch import nn
 
 import turbogr_compile
 from turbogr_compile.errors import OptionError
-from turbogr_compile.pipeline.worth import Worth
+from turbogr_compile.pipeline.worth import Added, Work, Worth
 from turbogr_compile.show import console
 
 
@@ -46,8 +46,41 @@ def test_what_would_not_pay_is_not_packed_and_a_remark_has_the_counts():
 
 
 def test_a_first_batch_that_is_full_is_no_judge_of_those_that_follow():
-    full = said(Model(64), batch(64, 64, 64), worth=Worth())
+    full = said(Model(128), batch(64, 64, 64), worth=Worth())
     assert "packed" in full and "not-worth-it" not in full
+
+
+def test_what_a_full_batch_would_lose_is_bearable():
+    """Ragged batches would win more than packing costs, and full ones would lose more than a twentieth."""
+    whole, usually, added = Work(flops=1e9), Work(flops=2e8), Added(calls=40)
+    prices = Worth(bytes=1e30)
+    assert prices.pays(whole, usually, Work(flops=1e8), added)
+    assert not prices.pays(whole, usually, Work(), added)
+    assert prices.pays(Work(flops=1e11), usually, Work(), added)
+    assert not prices.pays(whole, Work(flops=1e8), Work(flops=1e8), added)
+    assert not prices.pays(whole, usually, Work(flops=1e8), Added(40, moved=1e8))
+
+
+class Convolved(nn.Module):
+    """Convolutions read each row three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = nn.Embedding(50, 64)
+        self.layers = nn.ModuleList(nn.Conv1d(64, 64, 3, padding=1) for _ in range(4))
+
+    def forward(self, ids):
+        x = self.items(ids)
+        for layer in self.layers:
+            x = x + layer(x.mT).relu().mT
+        return F.cross_entropy((x @ self.items.weight.T).flatten(0, 1), ids.flatten(), ignore_index=0)
+
+
+def test_rows_that_are_moved_are_weighed():
+    full, ragged = batch(64, 64, 64), batch(64, 64, 16)
+    assert "packed" not in said(Convolved(), full, worth="step=1e-5")
+    assert "packed" in said(Convolved(), full, worth="step=1e-5,moved=1e30")
+    assert "packed" in said(Convolved(), ragged, worth=Worth())
 
 
 def test_a_step_that_is_tiny_when_padded_is_not_weighed():
@@ -74,7 +107,7 @@ def test_what_is_not_packed_is_right():
 def test_prices_are_read_and_printed():
     prices = Worth.read("flops=1e11, call=2e-5")
     assert prices == Worth(flops=1e11, call=2e-5) == Worth.read(str(prices)) and Worth.read(None) == Worth()
-    assert Worth.read(Worth(step=1.0)).step == 1.0 and Worth.read("always").added(100) == 0
+    assert Worth.read(Worth(step=1.0)).step == 1.0 and Worth.read("always").added(Added(100, 1e9)) == 0
     for wrong, told in (("sometimes", "takes 'always' or prices"), ("flop=1", "did you mean"), ("call=", "takes")):
         with pytest.raises(OptionError, match=told):
             turbogr_compile.Options.read({"worth": wrong})

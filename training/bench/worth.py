@@ -15,6 +15,8 @@ import turbogr_compile as turbogr
 ROUNDS = 30
 SIDE = 512  # of products
 ELEMENTS = 1 << 22  # of a tensor that no cache holds
+ROW = 64  # elements of a row that is moved
+LINKS = 100  # ops of a step that does next to nothing in each
 ROWS, DIM, ITEMS = 16, 8, 20  # of a step that is nothing but overhead
 
 
@@ -34,6 +36,8 @@ def measured() -> str:
     packed, padded = (_seconds(_tiny(**options)) for options in ({"worth": "always"}, {"without": ["pack-rows"]}))
     a, b = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
     x = torch.randn(ELEMENTS)
+    wide, some = x.view(-1, ROW), torch.randperm(ELEMENTS // ROW)[: ELEMENTS // ROW // 2]
+    few = torch.randn(DIM, requires_grad=True)
     rows = torch.randn(ROWS, DIM, requires_grad=True)
     index = torch.arange(ROWS)
     call = _seconds(lambda: torch.ops.turbogr.gather_rows(rows, index).sum().backward())
@@ -41,10 +45,18 @@ def measured() -> str:
     prices = {
         "flops": 2 * SIDE**3 / _seconds(lambda: a @ b),
         "bytes": 2 * 4 * ELEMENTS / _seconds(lambda: x + 1),
+        "moved": 4 * ELEMENTS / _seconds(lambda: torch.ops.turbogr.gather_rows(wide, some)),
+        "op": max(_seconds(lambda: _chain(few).backward()) / LINKS / 3, 1e-7),
         "call": max(call / 2, 1e-7),
         "step": max(packed - padded, 1e-6),
     }
     return ",".join(f"{name}={price:.3g}" for name, price in prices.items())
+
+
+def _chain(x: Tensor) -> Tensor:
+    for _ in range(LINKS):
+        x = x * 0.5
+    return x.sum()
 
 
 def _tiny(**options: Any) -> Callable[[], None]:

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from ....graph.nodes import tensor
-from ..by_sequence import Operand, made
+from ..by_sequence import Operand, made, makes_matrix
 from ..calls import LIKE, arg, is_tensor, op, product, rank_of, reduced_dims, shape, value_of
 from ..deciding import Keeps, Leaves, Loses, Sums
 from ..ops.losses import classes_second
@@ -118,10 +118,10 @@ def pooled(e: Values, n: fx.Node, pool: Pooled) -> fx.Node:
     chosen = e.set_of(pool.space, e.an.rows_where(pool.space, pool.support))
     axes = pool.space.axes
     p, v, out = pool.equation
-    matrices = made(e, Operand(left, p), Operand(right, v), out, chosen)
-    if matrices is not None:
-        sizes = e.kept_sizes(n, axes)
-        return e.padded(e.reshape(matrices, [-1, *sizes]), n, Space(pool.space.sequence))
+    operands = Operand(left, p), Operand(right, v)
+    if makes_matrix(e.typing, *operands, out, pool.space):
+        matrices = made(e, *operands, out, chosen)
+        return e.padded(e.reshape(matrices, [-1, *e.kept_sizes(n, axes)]), n, Space(pool.space.sequence))
 
     def letters(label: str, x: fx.Node) -> str:
         return "T" + "".join(label[d] for d, _ in e.kept(x, axes))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
-from ..by_sequence import MOST_COPIED, Operand, Times, multiplied, times
+from ..by_sequence import MOST_COPIED, by_letters, multiplied, times
 from ..calls import (
     COPIES,
     VIEWS,
@@ -113,30 +112,16 @@ def _product_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
     same = same and r.covers(x, s) and r.covers(y, s)
     if same and r.typing.atoms(x)[:-2] == r.typing.atoms(y)[:-2] == batch:
         return None
-    of_sequences = _is_of_sequences(r.typing, n, x, y, s) or _times(r.typing, n, x, y, s) is not None
+    of_sequences = _is_of_sequences(r.typing, n, x, y, s) or times(r.typing, n, s) is not None
     return None if of_sequences else "a product of values with other rows"
-
-
-def _letters(n: fx.Node, x: fx.Node, y: fx.Node) -> tuple[list[str], list[str], list[str]]:
-    """Dims of a product's operands and result, lined up; 'z' is contracted."""
-    rank = rank_of(n)
-    out = list(ascii_lowercase[:rank])
-    return [*out[rank - rank_of(x) : -1], "z"], [*out[rank - rank_of(y) : -2], "z", out[-1]], out
-
-
-def _times(t: Typing, n: fx.Node, x: fx.Node, y: fx.Node, s: Space) -> Times | None:
-    """Rows times the matrix of their sequence."""
-    if op(n) not in ("matmul", "bmm") or min(rank_of(x), rank_of(y)) < 2:
-        return None
-    of_x, of_y, out = _letters(n, x, y)
-    return times(t, (Operand(x, of_x), Operand(y, of_y)), out, s)
 
 
 def _is_of_sequences(t: Typing, n: fx.Node, x: fx.Node, y: fx.Node, s: Space) -> bool:
     """Rows times something that their sequence has one of: a candidate against its history, say."""
-    if op(n) not in ("matmul", "bmm") or min(rank_of(x), rank_of(y)) < 2:
+    letters = by_letters(n)
+    if letters is None:
         return False
-    of_x, of_y, _ = _letters(n, x, y)
+    of_x, of_y = (operand.label for operand in letters[0])
     places = [{a: letter for letter, atoms in zip(of, t.atoms(v), strict=True) for a in atoms if a in s.axes}
               for of, v in ((of_x, x), (of_y, y))]  # fmt: skip
     counted = [[a for a in t.flat(v) if a in s.axes] for v in (x, y)]
@@ -204,18 +189,19 @@ def _matmul_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     y: Any = n.args[1]
     repeated = rank_of(y) > 2 and rank_of(x) > 1 and _is_repeated(e.typing, y, set(chosen.space.axes))
     if repeated or _is_of_sequences(e.typing, n, x, y, chosen.space):
-        return _by_letters(e, n, x, y, chosen)
-    by_sequence = _times(e.typing, n, x, y, chosen.space)
+        return _as_einsum(e, n, x, y, chosen)
+    by_sequence = times(e.typing, n, chosen.space)
     if by_sequence is not None:
-        result = multiplied(e, by_sequence, _letters(n, x, y)[2], chosen)
-        return e.reshape(result, [-1, *e.kept_sizes(n, chosen.space.axes)])
+        return multiplied(e, n, by_sequence, chosen)
     free = e.an.rowwise.free(y, chosen.space)
     return e.call(aten.matmul.default, e.packed(x, chosen), e.dense(y) if free else e.packed(y, chosen))
 
 
-def _by_letters(e: Emitter, n: fx.Node, x: fx.Node, y: fx.Node, chosen: RowSet) -> fx.Node:
+def _as_einsum(e: Emitter, n: fx.Node, x: fx.Node, y: fx.Node, chosen: RowSet) -> fx.Node:
     """As an einsum: of rows, and of what is the same for all of them or for those of a sequence."""
-    axes, (of_x, of_y, out) = chosen.space.axes, _letters(n, x, y)
+    letters = by_letters(n)
+    assert letters is not None
+    axes, ((of_x, of_y), out) = chosen.space.axes, ([x.label for x in letters[0]], letters[1])
     kept = {out[d] for d, _ in e.kept(n, axes)} | {"z"}
     texts, values = [], []
     for of, v in ((of_x, x), (of_y, y)):
@@ -261,11 +247,9 @@ def _einsum_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     assert labels is not None
     inputs, out = labels
     axes = chosen.space.axes
-    found = times(
-        e.typing, [Operand(x, label) for label, x in zip(inputs, operands(n, 1), strict=True)], out, chosen.space
-    )
+    found = times(e.typing, n, chosen.space)
     if found is not None:
-        return e.reshape(multiplied(e, found, out, chosen), [-1, *e.kept_sizes(n, axes)])
+        return multiplied(e, n, found, chosen)
     texts, values = [], []
     for label, x in zip(inputs, operands(n, 1), strict=True):
         if e.an.rowwise.free(x, chosen.space):
