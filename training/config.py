@@ -148,7 +148,9 @@ def _value(known: dataclasses.Field[Any], given: Any) -> Any:
     """Of the setting's type, from a number, a truth value or a text."""
     name, kind = known.name, type(known.default)
     if kind is tuple:
-        names = given.replace(" ", "").split(",") if isinstance(given, str) else list(given)
+        names = given.replace(" ", "").split(",") if isinstance(given, str) else given
+        if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
+            raise OptionError(f"{name} takes names, got {given!r}")
         names = [n for n in names if n]
         if "all" in names:
             names = [*FEATURES][:-1] + [n for n in names if n != "all"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import stat
 import threading
 import warnings
@@ -14,6 +13,8 @@ import pytest
 from turbogr_compile.files import foreign, make_private, obstacle, read_json, read_text, replace_file
 from turbogr_compile.kernels.cpu.cache import Cache
 from turbogr_compile.show.dump import DumpDirectory
+
+from ..damage.ways import damaged
 
 as_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away")
 
@@ -102,29 +103,6 @@ def test_a_write_that_is_cut_goes_on(tmp_path, monkeypatch):
 
 
 # --- reading -----------------------------------------------------------------------------------------
-
-
-def damaged(text, number):
-    """One of many ways in which a file may be damaged."""
-    chance = random.Random(number)
-    data = bytearray(text)
-    match number % 6:
-        case 0:
-            del data[chance.randrange(len(data)) :]
-        case 1:
-            for _ in range(8):
-                data[chance.randrange(len(data))] = chance.randrange(256)
-        case 2:
-            start = chance.randrange(len(data))
-            data[start : start + chance.randrange(1, 40)] = b""
-        case 3:
-            start = chance.randrange(len(data))
-            data[start:start] = bytes(chance.randrange(256) for _ in range(9))
-        case 4:
-            data = bytearray(b"[" * chance.randrange(1, 200_000))
-        case 5:
-            data = bytearray(json.dumps(chance.choice([None, 3, "x", [], {}, [[1]], {"a": 1}])).encode())
-    return bytes(data)
 
 
 def test_damaged_files_are_an_error_that_names_them(tmp_path):
