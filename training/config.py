@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 from ..errors import OptionError, did_you_mean
 from ..files import read_json
+
+LARGEST = 1 << 53  # of whole numbers: those beyond it are not told apart as numbers with a point
 
 MODELS = ("hstu", "sasrec", "fuxi")
 BACKENDS = ("turbogr", "eager", "inductor")
@@ -161,7 +164,8 @@ def _value(known: dataclasses.Field[Any], given: Any) -> Any:
         return given
     try:
         number = float(given)
-        if kind in (int, float) and not isinstance(given, bool) and (kind is float or number == int(number)):
+        right = math.isfinite(number) and (kind is float or (number == int(number) and abs(number) < LARGEST))
+        if kind in (int, float) and not isinstance(given, bool) and right:
             return kind(number)
     except (TypeError, ValueError, OverflowError):
         pass

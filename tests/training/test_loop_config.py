@@ -42,7 +42,7 @@ def test_features_keep_one_order():
         ({"steps": "many"}, "steps takes a whole number, got 'many'"),
         ({"steps": 1.5}, "steps takes a whole number"),
         ({"steps": True}, "steps takes a whole number"),
-        ({"lr": "nan"}, "lr must be at least 0"),
+        ({"lr": "nan"}, "lr takes a number, got 'nan'"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"dim": 30, "heads": 4}, "dim must be a multiple of heads"),
         ({"backend": "eager", "features": "share"}, "features share are turbogr's"),

@@ -1,31 +1,14 @@
-"""The command line, given damaged files and wrong arguments: one line and the right exit status, never a traceback."""
+"""The command line, given wrong arguments and files that are not there: one line and the right exit status, never a
+traceback. What it makes of damaged files is in tests/damage.
+"""
 
 from __future__ import annotations
 
-import json
-import random
-import shutil
-from pathlib import Path
+import argparse
 
 import pytest
-import torch
 
-from turbogr_compile.commands import main
-
-from .test_files import damaged
-
-TINY = Path(__file__).parent.parent / "training" / "bench_tiny.json"
-
-
-@pytest.fixture(scope="module")
-def dumped(tmp_path_factory):
-    """A dump of a small graph."""
-    root = tmp_path_factory.mktemp("dump") / "dump"
-    torch._dynamo.reset()
-    step = torch.compile(lambda x: (x * 2).relu().sum(), backend="turbogr", options={"dump": str(root)})
-    step(torch.ones(3, 4))
-    torch._dynamo.reset()
-    return root
+from turbogr_compile.commands import COMMANDS, main
 
 
 def outcome(capfd, *words) -> int:
@@ -40,67 +23,6 @@ def outcome(capfd, *words) -> int:
     if status == 2:
         assert [line for line in said.splitlines() if line.startswith("turbogr")], (words, said)
     return status
-
-
-def twisted(data, number):
-    """JSON that is well-formed, and in which one value is another."""
-    chance = random.Random(number)
-    data = json.loads(json.dumps(data))
-    at = data
-    for _ in range(chance.randrange(1, 6)):
-        inner = list(at.items()) if isinstance(at, dict) else list(enumerate(at))
-        if not inner:
-            break
-        key, value = chance.choice(inner)
-        if not isinstance(value, (dict, list)) or chance.random() < 0.3:
-            others = [None, -1, 2**70, float("nan"), "x", [], {}, [None], {"a": 1}, True]
-            if chance.random() < 0.2 and isinstance(at, dict):
-                del at[key]
-            else:
-                at[key] = chance.choice(others)
-            break
-        at = value
-    return data
-
-
-def versions(path: Path, count: int):
-    """The file damaged in many ways: its bytes, and its values."""
-    text = path.read_bytes()
-    for number in range(count):
-        yield damaged(text, number) if number % 2 else json.dumps(twisted(json.loads(text), number)).encode()
-
-
-@pytest.mark.parametrize("name", ["run.json", "rank0/*/record.json"])
-def test_damaged_dumps(dumped, tmp_path, capfd, name):
-    root = tmp_path / "dump"
-    shutil.copytree(dumped, root)
-    (path, *_) = root.glob(name)
-    seen = set()
-    for content in versions(path, 80):
-        path.write_bytes(content)
-        seen.add(outcome(capfd, "view", root))
-        seen.add(outcome(capfd, "diff", root, dumped))
-    assert 2 in seen
-
-
-def test_damaged_results_of_a_benchmark(tmp_path, capfd):
-    path = tmp_path / "bench.json"
-    shutil.copy(TINY, path)
-    assert outcome(capfd, "bench", "--from", path) in (0, 1)
-    seen = set()
-    for content in versions(TINY, 160):
-        path.write_bytes(content)
-        seen.add(outcome(capfd, "bench", "--from", path))
-    assert 2 in seen
-
-
-def test_damaged_calibrations(tmp_path, capfd):
-    from turbogr_compile.simulator.calibration import SHIPPED
-
-    path = tmp_path / "costs.json"
-    for content in versions(SHIPPED, 60):
-        path.write_bytes(content)
-        outcome(capfd, "simulate", "--costs", path, "--devices=8", "--steps=1", "--layers=1", "--variant=naive")
 
 
 def test_files_that_are_not_there(tmp_path, capfd):
@@ -136,3 +58,53 @@ def test_wrong_numbers_of_a_simulation(capfd, flag):
 def test_wrong_commands(capfd):
     for words in ((), ("",), ("nothing",), ("view",), ("diff", "a"), ("--wrong",), ("run", "nowhere.py:f")):
         assert outcome(capfd, *words) == 2, words
+
+
+# What each command is asked for beside the flag in question: something that is not there, so that nothing is computed.
+ABSENT = {
+    "bench": ("--from", "nowhere.json"), "bisect": ("nowhere.py:f",), "cost": ("nothing",),
+    "diff": ("nowhere", "there"), "doctor": ("nothing",), "explain": ("nowhere.py:f",),
+    "passes": ("--pipeline", "nothing"), "report": ("nowhere",), "run": ("nowhere.py:f",),
+    "simulate": ("--costs", "nowhere"), "train": ("--data", "nowhere"), "view": ("nowhere",),
+}  # fmt: skip
+
+
+def flags(name: str) -> list[argparse.Action]:
+    parser = argparse.ArgumentParser()
+    COMMANDS.find(name).arguments(parser)
+    return [action for action in parser._actions if action.option_strings and action.dest != "help"]
+
+
+def test_every_command_is_here():
+    assert set(ABSENT) == set(COMMANDS.names())
+
+
+@pytest.mark.parametrize("name", sorted(ABSENT))
+def test_every_flag_with_every_wrong_value(capfd, tmp_path, monkeypatch, name):
+    """Whatever is wrong first: it is said in a line."""
+    monkeypatch.chdir(tmp_path)
+    assert outcome(capfd, name, *ABSENT[name]) in (1, 2)
+    for action in flags(name):
+        flag = action.option_strings[-1]
+        if action.nargs == 0:
+            assert outcome(capfd, name, flag, *ABSENT[name]) in (1, 2), flag
+            assert outcome(capfd, name, f"{flag}=1", *ABSENT[name]) == 2, flag
+            continue
+        assert outcome(capfd, name, *ABSENT[name], flag) == 2, flag
+        for value in WRONG:
+            assert outcome(capfd, name, f"{flag}={value}", *ABSENT[name]) in (1, 2), (flag, value)
+
+
+@pytest.mark.parametrize("flag", ["sequences", "longest", "heads", "head-dim", "fill", "soc", "dtype"])
+def test_wrong_numbers_of_a_projection(capfd, flag):
+    for value in ("", "x", "-1", "0", "nan", "inf", "1e999", "\x00", "é" * 300):
+        assert outcome(capfd, "cost", f"--{flag}={value}") in (1, 2), value
+
+
+@pytest.mark.parametrize("flag", ["dim", "steps", "batch", "lr", "dropout", "seed", "storage", "features", "model"])
+def test_wrong_settings_of_a_run(capfd, tmp_path, flag):
+    """Named before anything is made."""
+    for value in ("x", "-1", "nan", "1e999", "\x00"):
+        if (flag, value) != ("seed", "-1"):
+            assert outcome(capfd, "train", "--out", tmp_path / "run", f"--{flag}={value}") == 2, value
+    assert not (tmp_path / "run").exists()

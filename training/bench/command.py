@@ -38,6 +38,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def bench(options: argparse.Namespace) -> int:
     """0, or 1 where a benchmark failed."""
+    if options.worth and options.earlier:
+        raise OptionError("--worth measures prices, and --from measures nothing: one of them")
     if options.worth:
         sys.stdout.write(f"{measured()}\n")
         return 0

@@ -35,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 when a check failed or something was found, 2 when the command was wrong."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        if odd := next((word for word in given if "\0" in word), None):
+            raise OptionError(f"no argument can hold a NUL, and {odd!r} does")
         options = parser(given).parse_args(given)
         return options.run(options)
     except (OptionError, PipelineError) as error:
