@@ -37,10 +37,10 @@ class Together:
 
     def decide(self, act: Callable[[], T]) -> T:
         """What `act` returned on the first rank, or raised there: on all of them, and after it is done."""
-        outcome = _outcome(act) if self.rank == 0 else [None, None]
+        outcome: list[Any] = _outcome(act) if self.rank == 0 else [None, None]
         if self.many:
             dist.broadcast_object_list(outcome, group_src=0, group=self.group or dist.group.WORLD)
-        result, failed = outcome
+        result, failed = outcome[0], outcome[1]
         if failed is not None:
             raise failed
         return result
