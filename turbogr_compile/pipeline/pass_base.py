@@ -112,7 +112,7 @@ def parse_spec(text: str) -> tuple[str, dict[str, str]]:
 def build(cls: type[Pass], options: dict[str, str]) -> Pass:
     """Make the pass from option texts, checking names and types."""
     fields = {f.name: f for f in dataclasses.fields(cls)}
-    types = typing.get_type_hints(cls)
+    types = typing.get_type_hints(cls) if options else {}  # which takes long
     values = {}
     for key, text in options.items():
         if key not in fields:
