@@ -8,6 +8,7 @@ spelling. What holds afterwards:
   so the meaning of a node does not depend on where it stands;
 * PRE_GRAD keeps composites (`linear`, `layer_norm`, `softmax.int`, `matmul`, `dropout`, ...), spells `view` as
   `reshape`, one for several in a row, a swap of two dims as `transpose`, `&` as `bitwise_and`;
+* a size that an input has is read from the input, and not from a value that happens to have it, too;
 * views that change nothing (full slices, expansion or reshape to the same shape) are gone;
 * arguments are positional as far as the schema allows, trailing defaults are dropped, dims are non-negative, a number
   that meets a floating-point tensor is a float.
@@ -67,6 +68,35 @@ def normalize(graph: fx.Graph, phase: Phase) -> None:
         if _is_copy(node, phase, returned) or _is_identity(node, returned):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+    if phase is Phase.PRE_GRAD:
+        _read_sizes_of_inputs(graph)
+
+
+def _read_sizes_of_inputs(graph: fx.Graph) -> None:
+    inputs = graph.find_nodes(op="placeholder")
+    read = [n for n in graph.find_nodes(op="call_function", target=aten.sym_size.int) if n.args[0] not in inputs]
+    if not read:
+        return
+    known: dict[Any, fx.Node | tuple[fx.Node, int]] = {}
+    for node in inputs:
+        value = value_of(node)
+        for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt):
+                known.setdefault(size.node.expr, (node, dim))
+        if isinstance(value, torch.SymInt):
+            known[value.node.expr] = node
+    for node in read:
+        size = value_of(node)
+        place = known.get(size.node.expr) if isinstance(size, torch.SymInt) else None
+        if place is None:
+            continue
+        if not isinstance(place, fx.Node):
+            with graph.inserting_after(inputs[-1]):
+                source = graph.call_function(aten.sym_size.int, place)
+            source.meta = dict(node.meta)
+            place = known[size.node.expr] = source
+        node.replace_all_uses_with(place)
+        graph.erase_node(node)
 
 
 class _Returned:

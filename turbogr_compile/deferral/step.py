@@ -187,16 +187,16 @@ class Program:
         if before:
             known = {k for p in before for k in p.changing}
             return [k for k, n in enumerate(plan.numbers) if k in known or any(p.numbers[k] != n for p in before)]
-        sizes = [n for n in sorted(_open_sizes(plan)) if n > 1]
         fixed = {n for node in plan.models for n in node.model.fixed_sizes}
-        products = {*sizes, *(a * b for i, a in enumerate(sizes) for b in sizes[i + 1 :])}
-        return [k for k, n in enumerate(plan.numbers) if n in products and n not in fixed]
+        likely = _open_products(plan) - fixed
+        return [k for k, n in enumerate(plan.numbers) if n in likely]
 
     def _dynamic(self, plan: Plan, slot: int, before: list[Program]) -> set[int]:
         shape = self.sizes[slot]
         if plan.sources[slot].requires_grad and plan.sources[slot].is_leaf:
             return set()
-        found = {d for d, size in enumerate(shape) if size > 1 and size in _open_sizes(plan)}
+        likely = _open_products(plan)
+        found = {d for d, size in enumerate(shape) if size in likely}
         for p in before:
             found |= {d for d, (a, b) in enumerate(zip(p.sizes[slot], shape, strict=False)) if a != b}
         return found
@@ -235,6 +235,12 @@ def _compiled(compiler: Compiler, module: fx.GraphModule, fakes: list[Any], plan
 
 def _open_sizes(plan: Plan) -> set[int]:
     return {size for n in plan.nodes for size in n.sizes}
+
+
+def _open_products(plan: Plan) -> set[int]:
+    """Sizes that the model's graph leaves open, and those of two dims made one: targets are flattened before a loss."""
+    sizes = [n for n in sorted(_open_sizes(plan)) if n > 1]
+    return {*sizes, *(a * b for i, a in enumerate(sizes) for b in sizes[i + 1 :])}
 
 
 def are_plain(plan: Plan) -> bool:
