@@ -39,23 +39,24 @@ class Contract:
         self.optional = {a.name for a in found.arguments if str(a.type).startswith("Optional")}
         defaults = {a.name: a.default_value for a in found.arguments if a.has_default_value()}
         signature = ", ".join(f"{name}=defaults[{name!r}]" if name in defaults else name for name in names)
-        self.source = {flavour: Writer(self, flavour).text(signature) for flavour in ("known", "symbolic")}
+        self.source = {flavour: Writer(self, flavour).text(signature) for flavour in ("native", "known", "symbolic")}
         space = {**SPACE, "defaults": defaults, "contract": self, "fail": self.fail}
         functions = []
         for flavour, text in self.source.items():
             exec(compile(text, f"<contract of {self.op}, {flavour}>", "exec"), space)
             functions.append(space["check"])
-        self._check, self._symbolic = functions
+        self._native, self._check, self._symbolic = functions
 
     # Filled by `bind`. Of the leading argument is the dtype that is computed in: the first tensor of the contract that
     # is floating point, or may be.
     leading: int
+    _native: Callable[..., None]
     _check: Callable[..., None]
     _symbolic: Callable[..., None]
 
     def before_kernel(self, native: Any, *arguments: Any) -> None:
         """Check everything; `native` is turbogr_check of a library."""
-        self._check(native, *arguments)
+        self._native(native, *arguments)
 
     def check(self, *arguments: Any, **named: Any) -> None:
         """Check everything, entries by torch; sizes only where tensors have no data."""

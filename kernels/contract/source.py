@@ -38,10 +38,14 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 class Writer:
-    """One check. A name of a size is a local variable, None where it is not known."""
+    """One check. A name of a size is a local variable, None where it is not known.
+
+    Of the flavours, `native` runs in front of kernels of a CPU, which only strided tensors reach, and in every step: it
+    asks as little as it can. `known` has sizes that are numbers, `symbolic` looks at no entries.
+    """
 
     def __init__(self, contract: Contract, flavour: str) -> None:
-        self.contract, self.known = contract, flavour == "known"
+        self.contract, self.known, self.native = contract, flavour != "symbolic", flavour == "native"
         self.lines: list[str] = []
         self.depth = 1
         self.sure: set[str] = set()  # sizes that are set here, whatever is absent
@@ -111,7 +115,9 @@ class Writer:
             self.add(f"if {name} is None: absent(fail, {name!r})")
         self.dtype(name, what.dtype)
         if not what.anywhere:
-            if self.placed:
+            if self.native:
+                self.add(f"if not {name}.is_cpu: elsewhere(fail, {name!r}, {name}, cpu)")
+            elif self.placed:
                 self.add(f"if {name}.device != device: elsewhere(fail, {name!r}, {name}, device)")
             else:
                 self.add(f"device = {name}.device")
@@ -126,8 +132,8 @@ class Writer:
             one, some = str(dtype[0]).removeprefix("torch."), _dtypes(dtype)
             test = f"{name}.dtype is not {one}" if len(dtype) == 1 else f"{name}.dtype not in {some}"
             self.add(f"if {test}: other_dtype(fail, {name!r}, {name}, {some})")
-        # Tensors that are not strided have other dispatch keys, and never come before a kernel.
-        self.add(f"if native is None and {name}.layout is not strided: other_layout(fail, {name!r}, {name})")
+        if not self.native:
+            self.add(f"if {name}.layout is not strided: other_layout(fail, {name!r}, {name})")
 
     def sizes_of(self, name: str, shape: Shape, dims: str) -> None:
         self.add(f"s = {name}.shape")
@@ -257,22 +263,33 @@ class Writer:
             native, looked = zip(*some, strict=True)
             given = f"{needed} is not None and " if needed else ""
             call = f"native(packed[{len(some)}]({', '.join(native)}), {len(some)})"
-            self.add(f"if {given}(native is None or {call} is not None):")
-            self.add(f"    contract.refused(native, {', '.join(looked)})")
+            if self.native:
+                self.add(f"if {given}{call} is not None: contract.refused(native, {', '.join(looked)})")
+            else:
+                self.add(f"{f'if {needed} is not None: ' if needed else ''}contract.refused(None, {', '.join(looked)})")
 
     def plain(self, name: str) -> str:
         """The argument in one piece, alive until the check has returned."""
         if name not in self.kept:
             self.kept.add(name)
+            if not self.native:
+                return f"{name}_"
             absent = f"None if {name} is None else " if name in self.contract.optional else ""
             self.add(f"{name}_ = {absent}{name}.contiguous()")
         return f"{name}_"
+
+    def count(self, name: str) -> str:
+        """Entries of an argument; the size of one that has a single size is known already."""
+        words = self.contract.arguments[name].dims.split()
+        if len(words) == 1 and words[0][0].isalpha() and Dim.parse(words[0]).name in self.sure:
+            return Dim.parse(words[0]).text
+        return f"{name}.numel()"
 
     def entries_of(self, name: str, what: Range | Ascending, table: str = "") -> tuple[str, str]:
         """Numbers of a native check (as entries.py lists them), and the one by torch."""
         x, dtype = self.plain(name), self.contract.arguments[name].dtype
         width = "8" if dtype == INT64 else f"{x}.element_size()"
-        data = f"{x}.data_ptr(), {x}.numel(), {width}"
+        data = f"{x}.data_ptr(), {self.count(name)}, {width}"
         if isinstance(what, Ascending):
             limit, mode = what.rows or "-1", 2 if what.whole else 1 if what.rows else 0
             looked = f"entries.Ascending({name!r}, {name}, {what.rows or None}, {what.whole})"
@@ -281,7 +298,7 @@ class Writer:
         top = f"LAST if {limit} == 1 else {limit}" if what.or_one else limit
         limit = f"None if {limit} == 1 else {limit}" if what.or_one else limit
         skip = f"1, {what.but}" if what.but else "0, 0"
-        within = f"{self.plain(what.within)}.data_ptr(), {what.within}_.numel()" if what.within else "0, 0"
+        within = f"{self.plain(what.within)}.data_ptr(), {self.count(what.within)}" if what.within else "0, 0"
         looked = (
             f"{name!r}, {name}, {limit}, {what.but or None}, {what.within or None}, {table!r}, {what.error.__name__}"
         )
@@ -291,7 +308,7 @@ class Writer:
         names = rule.queries, rule.keys, rule.query_offsets, rule.key_offsets
         pointers = ", ".join(f"{self.plain(name)}.data_ptr()" for name in names)
         looked = f"entries.Distances({', '.join(names)}, {rule.below}, {rule.table!r})"
-        return f"{entries.DISTANCES}, {pointers}, {rule.query_offsets}.numel(), {rule.below}, 0, 0, 0", looked
+        return f"{entries.DISTANCES}, {pointers}, {self.count(rule.query_offsets)}, {rule.below}, 0, 0, 0", looked
 
 
 def _ascends(what: Any) -> bool:
@@ -311,6 +328,7 @@ SPACE: Mapping[str, Any] = {
     "REAL": REAL,
     **{str(dtype).removeprefix("torch."): dtype for dtype in (*REAL, torch.int64, torch.int32, torch.bool)},
     "strided": torch.strided,
+    "cpu": torch.device("cpu"),
     "LAST": entries.LAST,
     "WIDE": {torch.float32: torch.float32, torch.float64: torch.float64, **dict.fromkeys(HALF, torch.float32)},
     "packed": [struct.Struct(f"{entries.FIELDS * n}q").pack for n in range(16)],

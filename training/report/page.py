@@ -70,12 +70,12 @@ def page_model(runs: Sequence[Run], title: str, baseline: str | None = None, bes
         "comparisons": [_comparison_row(c, dashed[id(c.run)][0]) for c in compared],
         "charts": _charts(runs, base, dashed),
         "losses": _loss_table(runs, names),
-        "options": [{"name": n, "options": r.facts.get("options") or []} for n, r in zip(names, runs, strict=True)],
+        "options": [{"name": n, "options": _listed(r.facts, "options")} for n, r in zip(names, runs, strict=True)],
         "remarks": _remarks(runs, names),
         "passes": [
-            {"name": n, "texts": [p for p in r.facts.get("passes") or [] if isinstance(p, dict)]}
+            {"name": n, "texts": [p for p in _listed(r.facts, "passes") if isinstance(p, dict)]}
             for n, r in zip(names, runs, strict=True)
-            if r.facts.get("passes")
+            if _listed(r.facts, "passes")
         ],
         "schedules": [
             {"title": f"{n}: {what}", "picture": Markup(timeline_svg(t, f"{n}: {what}", embedded=True))}
@@ -92,6 +92,11 @@ def page_model(runs: Sequence[Run], title: str, baseline: str | None = None, bes
         "problems": [{"name": n, "texts": r.problems} for n, r in zip(names, runs, strict=True) if r.problems],
         "paper": PAPER,
     }
+
+
+def _listed(facts: dict[str, Any], name: str) -> list[Any]:
+    found = facts.get(name)
+    return found if isinstance(found, list) else []
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
@@ -270,7 +275,7 @@ def _remarks(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
     """In the order of the source, once each: graphs of one model repeat themselves."""
     found: dict[tuple[str, ...], None] = {}
     for name, run in zip(names, runs, strict=True):
-        for remark in run.facts.get("remarks") or []:
+        for remark in _listed(run.facts, "remarks"):
             if isinstance(remark, dict):
                 fields = tuple(str(remark.get(k) or "") for k in ("line", "kind", "pass", "text", "hint"))
                 found.setdefault((*fields, name))
