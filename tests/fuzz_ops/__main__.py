@@ -73,7 +73,7 @@ def _work(options: argparse.Namespace) -> int:
 
     judge(call(0))  # what is loaded on first use is there
     warnings.simplefilter("ignore")
-    if "asan" not in os.environ.get("LD_PRELOAD", ""):  # that one has limits of its own, and maps all there is
+    if "LD_PRELOAD" not in os.environ:  # sanitizers have limits of their own, and map all there is
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ROOM, resource.RLIM_INFINITY))
     end = time.monotonic() + options.seconds
@@ -109,7 +109,11 @@ def _watch(options: argparse.Namespace) -> int:
             place.flush()
             command = [sys.executable, "-m", "tests.fuzz_ops", "--worker", place.name, "--first", str(first)]
             command += ["--n", str(options.n), "--seed", str(options.seed), "--seconds", str(left)]
-            environment = {**os.environ, "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "detect_leaks=0") + LIMITS}
+            environment = {
+                **os.environ,
+                "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "detect_leaks=0") + LIMITS,
+                "TSAN_OPTIONS": os.environ.get("TSAN_OPTIONS", "halt_on_error=1") + LIMITS,
+            }
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
             lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
             finds += [line for line in lines if "wrong" in line]
