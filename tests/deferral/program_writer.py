@@ -249,7 +249,7 @@ class Writer:
         """Somebody wants gradients of an output, or to see them pass."""
         rows, number = self.old("r"), self.old("n")
         number = number or f"{rows}.square().mean()"
-        self.say(f"if {rows}.requires_grad:")
+        self.say(f"if {rows}.requires_grad and {rows}.grad_fn is not None:")
         self.say("    " + self.random.choice([
             f"{rows}.register_hook(lambda g: seen.append(g.sum()) if g is not None else None)",
             f"{rows}.register_hook(lambda g: g * 2)", f"{rows}.retain_grad()",
@@ -267,7 +267,7 @@ class Writer:
         checkpoint = "torch.utils.checkpoint.checkpoint"
         choices = [
             f"NEW_r = {checkpoint}(a, x[{k}], use_reentrant=False)",
-            f"NEW_r = {checkpoint}(lambda t: t.tanh() * {r2}, {rows}, use_reentrant=False)",
+            f"NEW_r = {checkpoint}(lambda t, s={r2}: t.tanh() * s, {rows}, use_reentrant=False)",
             f"NEW_r = {checkpoint}(torch.sigmoid, {rows}, use_reentrant=True)",
             f"seen.append(copy.deepcopy({rows}.detach()))", f"seen.append(pickle.loads(pickle.dumps({rows}.detach())))",
             f"seen.append(np.asarray({rows}.detach()).sum())", f"NEW_r = copy.copy({rows})",

@@ -14,10 +14,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from turbogr_compile.deferral import model
+from turbogr_compile.deferral import tensor as tensor_of_deferral
 from turbogr_compile.deferral.record import WAITING
 from turbogr_compile.deferral.tensor import Deferred, pending
+from turbogr_compile.errors import TurbogrError
 
-from .programs import IDS, MASK, Broken, SASRec, Tower, Twice, Y, assert_same, compiled, cross_entropy, fresh
+from .programs import IDS, MASK, Broken, SASRec, Tower, Twice, Y, assert_same, compiled, cross_entropy, fresh, made
 
 
 def sgd(model, rate=0.5):
@@ -139,6 +141,26 @@ def view_written_under_no_grad(model, called):
     with torch.no_grad():
         logits[:, 1:].mul_(2)
     return cross_entropy(logits)
+
+
+def mapped_output(model, called):
+    logits = called(IDS)
+    return torch.func.vmap(lambda rows: rows.softmax(-1))(logits), cross_entropy(logits)
+
+
+def derivative_along_an_output(model, called):
+    logits = called(IDS).detach()
+    return torch.func.jvp(torch.tanh, (logits,), (torch.ones_like(logits),))
+
+
+def gradient_by_a_transform(model, called):
+    prefix = "_orig_mod." if called is not model else ""
+    parameters = {prefix + name: p for name, p in model.named_parameters()}
+
+    def loss(given):
+        return cross_entropy(torch.func.functional_call(called, given, (IDS,)))
+
+    return list(torch.func.grad(loss)(parameters).values())
 
 
 def hook_before_loss(model, called):
@@ -646,12 +668,37 @@ def test_same_with_attention_and_with_a_graph_break(code, kind):
     [
         one_loss, after_optimizer_step, custom_function, gradient_of_logits, gradient_of_a_view_of_logits,
         gradient_of_logits_and_of_what_follows, backward_into_logits_alone, hook_after_recording, hook_that_changes,
-        retain_grad_after_recording, hook_after_a_metric_was_read, gradient_of_one_of_two_calls,
+        retain_grad_after_recording, hook_after_a_metric_was_read, gradient_of_one_of_two_calls, mapped_output,
+        derivative_along_an_output, gradient_by_a_transform,
     ],
     ids=lambda f: f.__name__,
 )  # fmt: skip
 def test_same_on_the_default_target(code):
     assert_same(code, options=(("target", "cpu"),))
+
+
+@pytest.mark.parametrize("target", ["cpu", "ascend-sim"])
+def test_a_second_derivative_of_a_compiled_step_raises(target):
+    torch._dynamo.reset()
+    model = made(Tower).float()
+    called = compiled(model, target=target)
+    with pytest.raises(RuntimeError, match="double backward"):
+        double_backward(model, called)
+
+
+@pytest.mark.parametrize("read", [torch.Tensor.tolist, torch.Tensor.numpy], ids=["looked at", "computed"])
+def test_another_type_than_was_announced_raises(read, monkeypatch):
+    _, _, called = fresh()
+    rows = called(IDS).detach()
+    results = tensor_of_deferral.dry_run(torch.cosh, (rows,), {}, [rows.value.meta], ())
+    (meta,) = results.metas
+    results.metas = [type(meta)(meta.shape, meta.stride, torch.float16, meta.device, False)]
+    monkeypatch.setattr(tensor_of_deferral, "_KNOWN", {})
+    monkeypatch.setattr(tensor_of_deferral, "dry_run", lambda func, *rest: results if func is torch.cosh else None)
+    announced = torch.cosh(rows)
+    assert announced.dtype is torch.float16
+    with pytest.raises(TurbogrError, match=r"announced as torch\.float16 and is torch\.float64"):
+        read(announced)
 
 
 # --- mixed precision ------------------------------------------------------------------------------------

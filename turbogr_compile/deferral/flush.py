@@ -18,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .. import _torch
+from ..errors import TurbogrError
 from . import kept, liveness
 from .record import LOCK, WAITING, Node, Source, Value, above
 from .step import Plan, where
@@ -195,10 +196,21 @@ def _compute(plan: Plan, ready: Any = lambda: None, looks: bool = False) -> list
         for n in calls:
             _add_note(error, f"turbogr: computed late; the model was called at {where(n)}")
         raise
+    for value, result in zip(plan.wanted, results, strict=False):
+        _check_type(value, result)
     for n in calls:
         n.ran += 1
         n.passed |= not looks and any(v.meta.requires_grad for v in plan.wanted)
     return results
+
+
+def _check_type(value: Value, result: torch.Tensor) -> None:
+    told = value.meta.dtype
+    if result.dtype is not told:  # user code may have decided by it
+        raise TurbogrError(
+            f"turbogr: a deferred result was announced as {told} and is {result.dtype}: an op says another type "
+            f"without data than with, recorded at {where(value.node)}; compile with options={{'deferral': False}}"
+        )
 
 
 def _add_note(error: Exception, text: str) -> None:
