@@ -19,6 +19,7 @@ Size: TypeAlias = "int | sympy.Expr"
 
 VIEWS = {"reshape", "view", "flatten", "unflatten", "unsqueeze", "squeeze", "permute", "transpose", "t", "expand",
          "repeat", "tile", "broadcast_to", "expand_as", "view_as", "reshape_as", "movedim", "swapaxes"}  # fmt: skip
+REPEATS = {"expand", "broadcast_to", "expand_as", "repeat", "tile", "repeat_interleave"}
 COPIES = {"clone", "alias", "detach", "lift_fresh_copy", "contiguous"}
 # The value does not depend on the tensor they are given, only the shape does.
 LIKE = {"zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from .axes import Typing
-from .calls import arg, is_tensor, op, rank_of, shape, tensors
+from .calls import LIKE, REPEATS, arg, is_tensor, op, rank_of, shape, tensors
 from .declaration import declared, why_undeclared
 from .spaces import Space
 
@@ -33,9 +33,18 @@ class Rowwise:
             return why_undeclared(source)
         if is_tensor(node) and 0 in shape(node):
             return "a value without elements"
+        if self._makes_rows(node, source, space):
+            return f"{op(source)} makes rows"
         mixes = found.mixes
         failed: str | None = "its row rule failed"
         return self.typing.trying(source, lambda: mixes(self, source, space), failed)
+
+    def _makes_rows(self, node: fx.Node, source: fx.Node, space: Space) -> bool:
+        """Do rows run over what only the result has, such as the classes of a one-hot matrix? Each row would be all."""
+        if op(source) in REPEATS or op(source) in LIKE or not tensors(source):
+            return False
+        brought = {a for x in tensors(source) for a in self.typing.flat(x)}
+        return any(a in space.axes and a not in brought for a in self.typing.flat(node))
 
     def aligned(self, node: fx.Node, space: Space) -> str | None:
         """Operands must run along the rows of the result, or not at all."""

@@ -11,6 +11,7 @@ from torch import fx
 from ..by_sequence import MOST_COPIED, by_letters, multiplied, times
 from ..calls import (
     COPIES,
+    REPEATS,
     VIEWS,
     arg,
     einsum_labels,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from ..zeros import Support, Zeros
 
 aten = torch.ops.aten
-REPEATS = ("expand", "broadcast_to", "expand_as", "repeat", "tile")
 
 
 def _linear(t: Typing, n: fx.Node) -> Dims:
