@@ -197,6 +197,8 @@ class Program:
             return set()
         likely = _open_products(plan)
         found = {d for d, size in enumerate(shape) if size in likely}
+        if likely and shape and shape[0] > 1 and slot not in _of_models(plan):
+            found.add(0)  # rows that were picked outside, as many as this batch has
         for p in before:
             found |= {d for d, (a, b) in enumerate(zip(p.sizes[slot], shape, strict=False)) if a != b}
         return found
@@ -241,6 +243,12 @@ def _open_products(plan: Plan) -> set[int]:
     """Sizes that the model's graph leaves open, and those of two dims made one: targets are flattened before a loss."""
     sizes = [n for n in sorted(_open_sizes(plan)) if n > 1]
     return {*sizes, *(a * b for i, a in enumerate(sizes) for b in sizes[i + 1 :])}
+
+
+def _of_models(plan: Plan) -> set[int]:
+    """Slots that the model's graph reads: it knows which of their sizes are open."""
+    calls = zip(plan.nodes, plan.structure[0], strict=True)
+    return {w[1] for node, call in calls if node.model is not None for w in call[1] if w[0] == "source"}
 
 
 def are_plain(plan: Plan) -> bool:
