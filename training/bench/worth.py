@@ -36,7 +36,8 @@ def measured() -> str:
     packed, padded = (_seconds(_tiny(**options)) for options in ({"worth": "always"}, {"without": ["pack-rows"]}))
     a, b = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
     x = torch.randn(ELEMENTS)
-    wide, some = x.view(-1, ROW), torch.randperm(ELEMENTS // ROW)[: ELEMENTS // ROW // 2]
+    wide, some = x.view(-1, ROW).clone().requires_grad_(), torch.randperm(ELEMENTS // ROW)[: ELEMENTS // ROW // 2]
+    slope = torch.ones(len(some), ROW)
     few = torch.randn(DIM, requires_grad=True)
     rows = torch.randn(ROWS, DIM, requires_grad=True)
     index = torch.arange(ROWS)
@@ -45,7 +46,7 @@ def measured() -> str:
     prices = {
         "flops": 2 * SIDE**3 / _seconds(lambda: a @ b),
         "bytes": 2 * 4 * ELEMENTS / _seconds(lambda: x + 1),
-        "moved": 4 * ELEMENTS / _seconds(lambda: torch.ops.turbogr.gather_rows(wide, some)),
+        "moved": 3 * 4 * ELEMENTS / _seconds(lambda: torch.ops.turbogr.gather_rows(wide, some).backward(slope)),
         "op": max(_seconds(lambda: _chain(few).backward()) / LINKS / 3, 1e-7),
         "call": max(call / 2, 1e-7),
         "step": max(packed - padded, 1e-6),
