@@ -73,7 +73,7 @@ def _work(options: argparse.Namespace) -> int:
 
     judge(call(0))  # what is loaded on first use is there
     warnings.simplefilter("ignore")
-    if "LD_PRELOAD" not in os.environ:  # sanitizers have limits of their own, and map all there is
+    if not os.environ.get("LD_PRELOAD"):  # sanitizers have limits of their own, and map all there is
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ROOM, resource.RLIM_INFINITY))
     end = time.monotonic() + options.seconds
