@@ -11,7 +11,10 @@
 #include <memory>
 #include <new>
 #include <stdexcept>
-#if defined(_OPENMP)
+#if defined(__SANITIZE_THREAD__)
+#include <thread>
+#include <vector>
+#elif defined(_OPENMP)
 #include <omp.h>
 #endif
 
@@ -43,7 +46,22 @@ class Caught {
 // alone: then results are the same for any number of threads. An exception must not leave a parallel region.
 template <typename Body>
 void parallel_for(int64_t count, int64_t threads, Body body) {
-#if defined(_OPENMP)
+#if defined(__SANITIZE_THREAD__)
+  // The sanitizer does not see how OpenMP's own threads wait for each other.
+  if (threads > 1 && count > 1) {
+    Caught caught;
+    std::atomic<int64_t> next{0};
+    std::vector<std::thread> team;
+    for (int64_t t = 0; t < threads; ++t) {
+      team.emplace_back([&] {
+        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) caught.run([&] { body(i); });
+      });
+    }
+    for (std::thread& one : team) one.join();
+    caught.rethrow();
+    return;
+  }
+#elif defined(_OPENMP)
   if (threads > 1 && count > 1) {
     Caught caught;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(int(threads))
