@@ -24,6 +24,7 @@ from pathlib import Path
 SHIFT = 32
 ROOM = 512 << 20  # bytes beyond those of the process: calls that ask for more must be refused, not served
 LIMITS = ":max_allocation_size_mb=256:allocator_may_return_null=1"  # the same for the address sanitizer
+UNSEEN = ":ignore_noninstrumented_modules=1"  # torch itself, and the OpenMP that it waits by
 
 
 def main() -> int:
@@ -112,7 +113,7 @@ def _watch(options: argparse.Namespace) -> int:
             environment = {
                 **os.environ,
                 "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "detect_leaks=0") + LIMITS,
-                "TSAN_OPTIONS": os.environ.get("TSAN_OPTIONS", "halt_on_error=1") + LIMITS,
+                "TSAN_OPTIONS": os.environ.get("TSAN_OPTIONS", "halt_on_error=1") + LIMITS + UNSEEN,
             }
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
             lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
