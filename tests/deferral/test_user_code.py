@@ -143,6 +143,13 @@ def view_written_under_no_grad(model, called):
     return cross_entropy(logits)
 
 
+def checkpointed_after_the_model(model, called):
+    logits = called(IDS)
+    rows = torch.utils.checkpoint.checkpoint(lambda x: x.tanh() * logits, logits, use_reentrant=False)
+    again = torch.utils.checkpoint.checkpoint(called, IDS.flip(0), use_reentrant=False)
+    return cross_entropy(rows).backward(), cross_entropy(again).backward()
+
+
 def mapped_output(model, called):
     logits = called(IDS)
     return torch.func.vmap(lambda rows: rows.softmax(-1))(logits), cross_entropy(logits)
@@ -669,7 +676,7 @@ def test_same_with_attention_and_with_a_graph_break(code, kind):
         one_loss, after_optimizer_step, custom_function, gradient_of_logits, gradient_of_a_view_of_logits,
         gradient_of_logits_and_of_what_follows, backward_into_logits_alone, hook_after_recording, hook_that_changes,
         retain_grad_after_recording, hook_after_a_metric_was_read, gradient_of_one_of_two_calls, mapped_output,
-        derivative_along_an_output, gradient_by_a_transform,
+        derivative_along_an_output, gradient_by_a_transform, checkpointed_after_the_model,
     ],
     ids=lambda f: f.__name__,
 )  # fmt: skip

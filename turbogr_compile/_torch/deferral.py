@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, wraps
 from typing import Any
 
@@ -31,6 +31,7 @@ __all__ = [
     "untraced",
     "watching_ops",
     "without_modes",
+    "without_saved_tensor_hooks",
     "wrapper",
 ]
 
@@ -69,6 +70,20 @@ def above_autograd() -> AbstractContextManager[Any]:
 def saved_tensors_are_hooked() -> bool:
     """Somebody wants to see what autograd saves: activation checkpointing, offloading."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+@contextmanager
+def without_saved_tensor_hooks() -> Iterator[None]:
+    """What is computed here was recorded before somebody wanted to see what autograd saves."""
+    hooks = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def transforms_active() -> bool:

@@ -30,7 +30,7 @@ READ_APART = 4  # times that a call is computed for one thing and another, befor
 @torch.compiler.disable
 def realize(values: Sequence[Value], alone: bool = False) -> None:
     """Make these ordinary tensors; `alone`: no numbers that follow from them along with them."""
-    with LOCK, apart():
+    with LOCK, apart(), unhooked():
         todo = [v for v in values if v.waits]
         if not todo:
             return
@@ -60,7 +60,7 @@ def realize(values: Sequence[Value], alone: bool = False) -> None:
 def place(values: Sequence[Value]) -> None:
     """Make these ordinary tensors through which the gradients of all that hangs on them pass: the model's outputs are
     computed, and everything else follows from them."""
-    with LOCK, apart():
+    with LOCK, apart(), unhooked():
         for call in _calls([v for v in values if v.waits]):
             realize(_outputs_read(call), alone=True)
         realize(values)
@@ -76,7 +76,7 @@ def _outputs_read(call: Node) -> list[Value]:
 @torch.compiler.disable
 def look(value: Value) -> torch.Tensor:
     """Numbers of a value, for those who keep nothing of its memory."""
-    with LOCK, apart():
+    with LOCK, apart(), unhooked():
         if value.waits and (not value.base.meta.shape or any(n.model.once for n in _calls([value]))):
             realize([value])
         if value.real is not None:
@@ -141,6 +141,29 @@ def _recomputed(values: Sequence[Value]) -> list[torch.Tensor]:
 def apart() -> Any:
     """Dynamo may be in the middle of a trace: what is computed is none of its business."""
     return contextlib.nullcontext() if _torch.TracingContext.try_get() is None else _torch.outside_compilation()
+
+
+_CALLED_HOOKED: list[bool] = []  # a model's call that does not wait runs under the hooks that it was made under
+
+
+def unhooked() -> Any:
+    """Saved-tensor hooks (activation checkpointing) are set for what is called under them, not for what waited."""
+    if _CALLED_HOOKED or not _torch.saved_tensors_are_hooked():
+        return contextlib.nullcontext()
+    return _torch.without_saved_tensor_hooks()
+
+
+def realize_at_call(node: Node, values: Sequence[Value]) -> None:
+    """A call that does not wait: what it is given is computed before, and the call where it is made."""
+    waiting = [v for v in node.inputs if v.waits]
+    if waiting and _torch.saved_tensors_are_hooked():
+        realize(waiting)
+        node.model.settled(node)
+    _CALLED_HOOKED.append(True)
+    try:
+        realize(values)
+    finally:
+        _CALLED_HOOKED.pop()
 
 
 def _alone(values: Sequence[Value]) -> None:

@@ -20,7 +20,7 @@ from ..check.validate import draws
 from ..pipeline.remarks import warn
 from ..show.console import quiet, say_once
 from . import liveness
-from .flush import READ_RAW, apart, realize
+from .flush import READ_RAW, apart, realize, realize_at_call
 from .record import LOCK, WAITING, Kept, Meta, Modes, Node, Source, Value, above
 from .step import Compiler, Programs
 from .tensor import Deferred, kept_of, line_of_user, pending, placed_of, real_of, tensor_for
@@ -150,7 +150,7 @@ class ModelGraph:
                 node.seed = int(torch.empty((), dtype=torch.int64).random_())
             results, values = self._results(node, deferring=not why)
             if why:
-                realize(values)
+                realize_at_call(node, values)
                 return [x.real if isinstance(x, Value) else x for x in results]
             self.recent.append(weakref.ref(node))
             return results
