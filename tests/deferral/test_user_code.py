@@ -150,6 +150,15 @@ def checkpointed_after_the_model(model, called):
     return cross_entropy(rows).backward(), cross_entropy(again).backward()
 
 
+def two_losses_of_other_parameters(model, called):
+    logits, other = called(IDS), torch.nn.Parameter(torch.ones(3))
+    first, second = cross_entropy(logits), logits.mean() + other.square().sum()
+    first.backward(retain_graph=True)
+    assert other.grad is None
+    second.backward()
+    return other.grad
+
+
 def mapped_output(model, called):
     logits = called(IDS)
     return torch.func.vmap(lambda rows: rows.softmax(-1))(logits), cross_entropy(logits)
@@ -676,7 +685,7 @@ def test_same_with_attention_and_with_a_graph_break(code, kind):
         one_loss, after_optimizer_step, custom_function, gradient_of_logits, gradient_of_a_view_of_logits,
         gradient_of_logits_and_of_what_follows, backward_into_logits_alone, hook_after_recording, hook_that_changes,
         retain_grad_after_recording, hook_after_a_metric_was_read, gradient_of_one_of_two_calls, mapped_output,
-        derivative_along_an_output, gradient_by_a_transform, checkpointed_after_the_model,
+        two_losses_of_other_parameters, gradient_by_a_transform, checkpointed_after_the_model,
     ],
     ids=lambda f: f.__name__,
 )  # fmt: skip

@@ -42,7 +42,9 @@ def realize(values: Sequence[Value], alone: bool = False) -> None:
             return
         if _read_apart(bases, calls):
             return
-        along = [] if alone else [*_numbers(depending), *_siblings(bases, depending), *_kept_of_once(calls)]
+        along = (
+            [] if alone else [*_alike(bases, _numbers(depending)), *_siblings(bases, depending), *_kept_of_once(calls)]
+        )
         together = _distinct([*bases, *along])
         besides = together[len(bases) :]
         try:
@@ -188,6 +190,22 @@ def _depending(calls: Sequence[Node]) -> list[Value]:
 
 def _numbers(values: Sequence[Value]) -> list[Value]:
     return [v.base for v in values if not v.base.meta.shape and not v.base.alone]
+
+
+def _alike(bases: Sequence[Value], numbers: list[Value]) -> list[Value]:
+    """Numbers that gradients of one step may hold: where one has a gradient of a parameter that another has no part in,
+    that one's would be zeros, and not None."""
+    found: list[Value] = []
+    first: set[int] | None = None
+    trained = [v for v in bases if v.meta.requires_grad]
+    for v in _distinct([*trained, *numbers]):
+        if v.meta.requires_grad and (len(numbers) > 1 or trained):
+            mine = {id(s.tensor) for n in above([v]) for s in n.sources if s.requires_grad}
+            first = mine if first is None else first
+            if mine != first:
+                continue
+        found.append(v)
+    return found
 
 
 def _is_raw(value: Value) -> bool:
