@@ -220,7 +220,7 @@ def live(graph: fx.Graph) -> list[fx.Node]:
     """Nodes on whose values something depends: what nobody reads says nothing of rows."""
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        if node in found or node.op in ("placeholder", "output") or node.is_impure():
+        if node in found or node.is_impure():  # inputs and the output are
             found.update([node, *node.all_input_nodes])
     return [node for node in graph.nodes if node in found]
 

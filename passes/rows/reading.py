@@ -216,7 +216,7 @@ class Reader(Evaluator):
     def is_triangle(self, node: fx.Node) -> bool:
         """An input that was seen to hold a triangle says more than that it is data."""
         if node not in self._triangles:
-            seen = self.facts.example(node) if node.op == "placeholder" and node not in self.tainted else None
+            seen = self.facts.example(node) if node.op == "placeholder" else None
             found = pattern(self, seen, self.own(node)) if seen is not None and seen.numel() else None
             self._triangles[node] = found is not None
         return self._triangles[node]

@@ -258,7 +258,7 @@ def _by_time(data: Data, coef: float, sizes: Sizes, facts: Facts) -> ByTime | No
     if value(found.index).dtype not in (torch.int64, torch.int32):
         return None
     chain = gap_of(found.index, found.at, sizes)
-    if chain is None or facts.gradients_reach(chain.query.node) or facts.gradients_reach(chain.key.node):
+    if chain is None:
         return None
     told = buckets(chain, int(shape(found.table)[0]))
     if told is None:

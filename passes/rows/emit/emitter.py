@@ -59,7 +59,7 @@ class Emitter(Values):
         self._replaced: dict[fx.Node, fx.Node] = {}
         self._reads_padded: list[tuple[fx.Node, fx.Node, fx.Node]] = []  # node, packed operand, its padded form
         for node in list(self.graph.nodes):
-            if node.op == "placeholder" or node in self.added:
+            if node.op == "placeholder":
                 continue
             self.at = node
             with self.graph.inserting_before(node):
