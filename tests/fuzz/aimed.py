@@ -48,8 +48,8 @@ ROWS = {
     "triangle-of-features": "{x}.tril()",
     "repeated-matrix-of-columns": "{x} + (({x} + 1).mT @ gain[:1].expand(B, N, N)).mT",
     "blind-at-some-keys": (
-        "(({x} @ {x}.mT).masked_fill(~({v}[:, None] & (ids[:, :, None] != ids[:, None])), -1e9).softmax(-1)"
-        " * (ids == 1)[:, None]) @ ({x} + 1)"
+        "(({x} @ {x}.mT).masked_fill(~({v}[:, None] & (ids[:, :, None] > ids[:, None])), -1e9).softmax(-1)"
+        " * mask[:, None]) @ ({x} + 1)"
     ),
     "distances-from-the-end": (
         "{x} + ({x} @ {x}.mT + rel[torch.arange(N)[:, None] - torch.arange(N)])"
@@ -58,6 +58,60 @@ ROWS = {
     "positions-turned-by-one": (
         "{x} + ({x} @ {x}.mT).masked_fill(~({v}[:, None] & (torch.arange(N)[torch.arange(N) - N + 1][:, None] + 1"
         " >= torch.arange(N))), -1e9).softmax(-1) @ {x}"
+    ),
+    "columns-mixed": "({x}.sum(-1) @ A[:N, :N])[..., None] + {x}",
+    "columns-mixed-by-feature": "({x}.mT @ A[:N, :N]).mT + {x}",
+    "distances-embedded": (
+        "{x} + ({x} @ {x}.mT + F.embedding(torch.arange(N)[:, None] - torch.arange(N) + N - 1, rel[:, None],"
+        " padding_idx=N - 1)[..., 0]).masked_fill(~{v}[:, None], -1e9).softmax(-1) @ {x}"
+    ),
+    "pairs-of-some-sequences": (
+        "{x} + (({x} @ {x}.mT) * (label > 3)[:, None, None] + (torch.arange(N)[:, None] > torch.arange(N)).double())"
+        ".sum(1)[..., None]"
+    ),
+    "moved-input": "{x} + (F.pad(raw[:, 1:], (0, 0, 0, 1)) + 1) * {v}[..., None]",
+    "input-with-gradient": "{x} + feats * {v}[..., None]",
+    "looked-up-on-some": "{x} + F.embedding(tgt, E2) * {v}[..., None]",
+    "divided-where-hidden": (
+        "{x} + (F.silu({x} @ {x}.mT).masked_fill(~{v}[:, None], 0.0)"
+        " / torch.where({v}[:, None], 2.0, (ids[:, :1, None] - 1) * 1.0)) @ ({x} + 1)"
+    ),
+    "blocks-unbound": (
+        "(torch.cat([{x}, {x} @ Q], 1) * torch.cat([{v}, {v}], 1)[..., None]).unbind(1)[1][:, None] + {x}"
+    ),
+    "largest-of-all": "{x} - {x}.amax((), keepdim=True)",
+    "bytes-below-zero": (
+        "{x} + ({x} @ {x}.mT).masked_fill(~({v}[:, None] & ((torch.arange(N, dtype=torch.uint8) - 1)[:, None]"
+        " >= torch.arange(N, dtype=torch.uint8)) | torch.eye(N, dtype=torch.bool)), -1e9).softmax(-1) @ {x}"
+    ),
+    "features-picked": "{x} + {x}[:, :, torch.tensor([1, 0])].sum(-1, keepdim=True)",
+    "product-added": "torch.addmm(gain, {x}.flatten(0, 1), Q).view(B, N, D)",
+    "product-added-by-sequence": "torch.baddbmm({x}, {x}, Q.expand(B, D, D), beta=0.5)",
+    "score-shifted": "{x} + ({x} @ {x}.mT + sink[0]).masked_fill(~{v}[:, None], -1e9).softmax(-1) @ {x}",
+    "among-numbers": "{x} + torch.isin(({x}.detach() * 3).long(), torch.tensor([0, 2])) * 0.5",
+    "recurrent-over-sequences": (
+        "{x} + torch.gru({x}.transpose(0, 1), torch.zeros(1, N, D), [Win, Win, Bin, Bin], True, 1, 0.0, False, False,"
+        " True)[0].transpose(0, 1)"
+    ),
+    "factors-of-the-next-key": (
+        "{x} + F.silu(({x} @ {x}[:, :-1].mT) * wts[:, None, 1:]).masked_fill(~{v}[:, None, :-1], 0.0) @ {x}[:, :-1]"
+    ),
+    "keys-by-what-they-are": (
+        "{x} + ({x} @ {x}.mT).masked_fill(~({v} & ((({x} @ w) > -0.2) | (torch.arange(N) < 1)))[:, None], -1e9)"
+        ".softmax(-1) @ {x}"
+    ),
+    "distances-far-apart": (
+        "{x} + ({x} @ {x}.mT + torch.where(torch.arange(N)[:, None] - torch.arange(N) > 1,"
+        " rel[torch.arange(N)[:, None] - torch.arange(N) + N - 1], 0.0)).masked_fill(~{v}[:, None], -1e9).softmax(-1)"
+        " @ {x}"
+    ),
+    "bytes-that-wrap": (
+        "{x} + ({x} @ {x}.mT).masked_fill(~({v} & ~((ids.byte() == 257) & (ids.byte() == 1)))[:, None], -1e9)"
+        ".softmax(-1) @ {x}"
+    ),
+    "each-sequence": "{x} + {x}[each, last][:, None]",
+    "every-other-window": (
+        "{x} + (F.conv1d({x}.mT, Q[..., None].expand(D, D, 2), stride=2) * {v}[:, None, :N // 2]).sum(-1)[:, None]"
     ),
     "outer": "torch.einsum('bnd,bne->bnde', {x}, {x}).sum(-1)",
     "outer-turned": "({x} @ {x}.transpose(1, 2)).transpose(1, 2) @ {x}",
@@ -84,6 +138,14 @@ ROWS = {
     "embedding-of-counts": "F.embedding({v}.cumsum(1).clamp(max=N - 1), P) + {x}",
     "negative-slice-step": "torch.cat([{x}[:, 1::2], {x}[:, ::2]], 1)",
     "select-row": "{x} * {x}.select(1, 1)[:, None]",
+}
+# Batches that a construct is tried on besides.
+MORE_KINDS = {
+    "rows:moved-input": ("inf-pads",),
+    "rows:input-with-gradient": ("inf-pads",),
+    "rows:looked-up-on-some": ("bad-target",),
+    "rows:each-sequence": ("turned",),
+    "rows:factors-of-the-next-key": ("inf-pads",),
 }
 # A number from {x}.
 LOSSES = {
@@ -120,7 +182,7 @@ def program(seed: int, word: str) -> Program:
         x = FAMILIES[family](g, x, mask) if family in FAMILIES else g.let("x", ROWS[name].format(x=x, v=mask))
         read = f"{x} * {after}[..., None]" if seed % 2 else x
         loss = g.let("loss", f"({read} * (torch.arange(N * D).reshape(N, D) % 7 - 2.5)).sum()")
-    return Program(tuple(g.lines), loss, (), g.sizes, KINDS, seed)
+    return Program(tuple(g.lines), loss, (), g.sizes, KINDS + MORE_KINDS.get(word, ()), seed)
 
 
 def words() -> list[str]:

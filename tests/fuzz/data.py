@@ -108,6 +108,7 @@ KINDS: dict[str, Callable[[Sizes, torch.Generator], tuple[torch.Tensor, torch.Te
     "inf-pads": _left, "blind": _holes, "all-pairs": _left, "no-pairs": _right, "wide": _right, "narrow": _left,
     "bad-id": _right, "late": _left, "more": _right, "fewer": _left, "grey": _right, "masked-out": _left,
     "masked-in": _right, "long": _right, "same-time": _right, "bad-target": _right,
+    "turned": _right,
 }  # fmt: skip
 SANE = (
     "right",
@@ -118,7 +119,7 @@ SANE = (
     "holes",
     "one-each",
 )  # of the first batch
-LATER = tuple(k for k in KINDS if k not in ("bad-id", "bad-target", "wide", "narrow", "more", "fewer"))
+LATER = tuple(k for k in KINDS if k not in ("bad-id", "bad-target", "wide", "narrow", "more", "fewer", "turned"))
 OTHER_WIDTHS = {"wide": 3, "narrow": -2}  # only where N is open
 OTHER_COUNTS = {"more": 2, "fewer": -1}  # only where B is
 
@@ -234,7 +235,7 @@ BATCH: dict[str, Callable[[Batch], torch.Tensor]] = {
     "neg": lambda b: _ints(b, "neg", 1, b.sizes.V, b.sizes.B, b.sizes.N, b.sizes.K),
     "shared": lambda b: _ints(b, "shared", 1, b.sizes.V, b.sizes.K),
     "last": _last,
-    "each": lambda b: torch.arange(b.sizes.B),
+    "each": lambda b: torch.arange(b.sizes.B).flip(0) if b.kind == "turned" else torch.arange(b.sizes.B),
     "flat": lambda b: torch.arange(b.sizes.B) * b.sizes.N + _last(b),
     "lastx": lambda b: _last(b)[:, None, None].expand(-1, 1, b.sizes.D),
     "idxx": lambda b: BATCH["idx"](b)[..., None].expand(-1, -1, b.sizes.D),

@@ -17,12 +17,10 @@ import hashlib
 import importlib
 import json
 import pickle
-import pkgutil
 import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,8 @@ from tests.fuzz.aimed import aimed
 from tests.fuzz.judge import quiet
 from tests.fuzz.program import Program
 
-from .faults import Fault, faults, source_of
+from .draw import chosen, drawn, modules
+from .faults import Fault, source_of
 from .forks import Died, in_a_fork
 from .planting import NotPlanted, living, plant
 from .programs import Lines, Prepared, Seen, traced
@@ -157,21 +156,6 @@ def _places_of(name: str) -> list[tuple[str, int]]:
     return found
 
 
-def modules() -> list[str]:
-    found = [m.name for m in pkgutil.walk_packages(rows.__path__, f"{rows.__name__}.")]
-    return [n for n in found if not n.endswith((".report", ".telling", ".missed", ".installed"))]
-
-
-def chosen(names: list[str], share: float, only: Sequence[str] = ("",)) -> list[Fault]:
-    """A share of the faults, the same every time, in no order."""
-    every = [f for name in names for f in faults(name) if any(o in str(f) for o in only)]
-
-    def number(fault: Fault) -> float:
-        return int(hashlib.sha1(f"{fault} {fault.node}".encode()).hexdigest()[:8], 16) / 0xFFFFFFFF
-
-    return sorted((f for f in every if number(f) <= share), key=number)
-
-
 def programs_of(kind: str, per: int) -> list[tuple[str, Program]]:
     return [*(swept(per, 0, "") if kind != "aimed" else ()), *(aimed() if kind != "swept" else ())]
 
@@ -184,6 +168,7 @@ def main() -> int:
     top = argparse.ArgumentParser(prog="python -m tests.plant", description=__doc__)
     top.add_argument("modules", nargs="*", help="endings of module names; all of passes/rows unless said")
     top.add_argument("--share", type=float, default=0.1, help="of the faults that can be planted")
+    top.add_argument("--drawn", type=int, help="about so many faults of all modules and kinds instead")
     top.add_argument("--only", nargs="+", default=[""], help="faults whose description contains one of these")
     top.add_argument("--programs", default="both", choices=("swept", "aimed", "both"), help="of tests.fuzz")
     top.add_argument("--named", nargs="+", default=[""], help="programs whose name contains one of these")
@@ -201,7 +186,7 @@ def main() -> int:
     args = top.parse_args()
     end = time.time() + args.total
     names = [m for m in modules() if not args.modules or any(m.endswith(e) for e in args.modules)]
-    todo = chosen(names, args.share if args.again is None else 1.0, args.only)
+    todo = drawn(names, args.drawn) if args.drawn else chosen(names, 1.0 if args.again else args.share, args.only)
     done = {a["fault"] for a in answers(args.out)}
     again = {a["fault"] for a in answers(args.again) if a["verdict"] in UNNOTICED}
     todo = [f for f in todo if str(f) not in done and (args.again is None or str(f) in again)]

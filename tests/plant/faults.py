@@ -30,6 +30,7 @@ class Fault:
     lines: frozenset[int]  # one of these runs where the fault can matter
     statement: int
     node: int
+    kind: str  # one of KINDS, or nothing: a crude edit, which says little about the rules
     change: Change = field(repr=False, compare=False)
 
     def planted(self) -> tuple[ast.Module, ast.stmt]:
@@ -55,11 +56,12 @@ def faults(module: str) -> Iterator[Fault]:
     for number, statement in enumerate(source_of(module).body):
         if isinstance(statement, (ast.Import, ast.ImportFrom)) or _is_text(statement) or _is_typing(statement):
             continue
-        owners, begins = dict(_owners(statement)), _beginnings(statement)
+        owners, begins, only_tell = dict(_owners(statement)), _beginnings(statement), set(_telling(statement))
         for place, node in enumerate(ast.walk(statement)):
-            for what, change in changes(node) if node in owners else ():
-                line = getattr(node, "lineno", begins[node])
-                yield Fault(module, line, what, owners[node], frozenset({line, begins[node]}), number, place, change)
+            for kind, what, change in changes(node) if node in owners else ():
+                line, tells = getattr(node, "lineno", begins[node]), node in only_tell
+                lines = frozenset({line, begins[node]})
+                yield Fault(module, line, what, owners[node], lines, number, place, "" if tells else kind, change)
 
 
 def _beginnings(statement: ast.stmt) -> dict[ast.AST, int]:
@@ -119,7 +121,28 @@ def _is_typing(node: ast.AST) -> bool:
 
 def _is_remark(node: ast.AST) -> bool:
     return (
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _called(node.value) in ("_miss", "missed")
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and _called(node.value) in ("_miss", "miss", "missed")
+    )
+
+
+def _telling(statement: ast.stmt) -> Iterator[ast.AST]:
+    """What decides about texts alone: a function that returns one, a choice between none and a remark."""
+    for node in ast.walk(statement):
+        text = isinstance(node, ast.FunctionDef) and getattr(node.returns, "id", "") == "str"
+        if text or (isinstance(node, ast.If) and all(map(_remarks, node.body))):
+            yield from ast.walk(node)
+
+
+def _remarks(statement: ast.stmt) -> bool:
+    return (
+        _is_text(statement)
+        or _is_remark(statement)
+        or (
+            isinstance(statement, ast.Assign)
+            and all(getattr(t, "id", "") in ("text", "hint") for t in statement.targets)
+        )
     )
 
 
@@ -135,10 +158,15 @@ def _called(node: ast.Call) -> str:
 # --- what can be done to a node ---------------------------------------------------------------------------
 
 
-def changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
-    for kind, make in _CHANGES:
-        if isinstance(node, kind):
-            yield from make(node)
+# Of what rules consist of: names in `models=`, conditions, facts about zeros, axes and positions, sets, checks.
+KINDS = ("argument", "condition", "zeros", "axis", "set", "check")
+
+
+def changes(node: ast.AST) -> Iterator[tuple[str, str, Change]]:
+    """(kind, what, change)"""
+    for types, kind, make in _CHANGES:
+        if isinstance(node, types):
+            yield from ((kind, what, change) for what, change in make(node))
 
 
 def _conditions(node: Any) -> Iterator[tuple[str, Change]]:
@@ -167,10 +195,18 @@ def _operands(node: ast.BoolOp) -> Iterator[tuple[str, Change]]:
         yield f"drop `{_short(value)}`", _putting("values", i, lambda holds=holds: ast.Constant(holds))  # type: ignore[misc]
 
 
-def _comparisons(node: ast.Compare) -> Iterator[tuple[str, Change]]:
+def _shifted(node: ast.Compare) -> Iterator[tuple[str, Change]]:
+    yield from _comparisons(node, _ORDERED)
+
+
+def _turned(node: ast.Compare) -> Iterator[tuple[str, Change]]:
+    yield from _comparisons(node, _NEGATED)
+
+
+def _comparisons(node: ast.Compare, kinds: dict[type[ast.cmpop], type[ast.cmpop]]) -> Iterator[tuple[str, Change]]:
     for i, kind in enumerate(node.ops):
-        if type(kind) in _COMPARED:
-            other = _COMPARED[type(kind)]
+        if type(kind) in kinds:
+            other = kinds[type(kind)]
             yield f"`{_short(node)}` with {other.__name__}", _putting("ops", i, other)
 
 
@@ -178,15 +214,26 @@ def _numbers(node: ast.Constant) -> Iterator[tuple[str, Change]]:
     if type(node.value) is int:
         yield f"{node.value} + 1", lambda n: setattr(n, "value", n.value + 1)
         yield f"{node.value} - 1", lambda n: setattr(n, "value", n.value - 1)
-    elif type(node.value) is bool:
+
+
+def _flags(node: ast.Constant) -> Iterator[tuple[str, Change]]:
+    if type(node.value) is bool:
         yield f"not {node.value}", lambda n: setattr(n, "value", not n.value)
 
 
+def _members(node: Any) -> Iterator[tuple[str, Change]]:
+    if isinstance(node, ast.Set) or (node.elts and all(isinstance(e, ast.Constant) for e in node.elts)):
+        yield from _left_out(node)
+
+
 def _entries(node: Any) -> Iterator[tuple[str, Change]]:
-    if isinstance(getattr(node, "ctx", None), ast.Store) or not node.elts:
-        return
-    for i, value in enumerate(node.elts):
-        yield f"leave out {_short(value)}", _without("elts", i)
+    if node.elts and not all(isinstance(e, ast.Constant) for e in node.elts):
+        yield from _left_out(node)
+
+
+def _left_out(node: Any) -> Iterator[tuple[str, Change]]:
+    if not isinstance(getattr(node, "ctx", None), ast.Store):
+        yield from ((f"leave out {_short(value)}", _without("elts", i)) for i, value in enumerate(node.elts))
 
 
 def _pairs(node: ast.Dict) -> Iterator[tuple[str, Change]]:
@@ -202,19 +249,25 @@ def _arguments(node: ast.Call) -> Iterator[tuple[str, Change]]:
         yield f"{node.func.id} for {other}", lambda n: setattr(n.func, "id", other)
     elif other:
         yield f".{_called(node)} for .{other}", lambda n: setattr(n.func, "attr", other)
+    names = [i for i, a in enumerate(node.args) if isinstance(a, ast.Constant)] if _declares(node) else []
+    if len(names) > 1:
+        yield from ((f"leave out {_short(node.args[i])}", _without("args", i)) for i in names)
+
+
+# A declaration that says too much: it reads every argument, rows are never mixed, zeros of the operand are zeros of
+# the result.
+def _reads_all(node: ast.Call) -> Iterator[tuple[str, Change]]:
     if _declares(node):
-        names = [i for i, a in enumerate(node.args) if isinstance(a, ast.Constant)]
-        if len(names) > 1:
-            yield from ((f"leave out {_short(node.args[i])}", _without("args", i)) for i in names)
-        yield from _rules(node)
+        yield "every argument is said to be read", _saying("models", _EVERYTHING)
 
 
-def _rules(node: ast.Call) -> Iterator[tuple[str, Change]]:
-    """A declaration that says too much: rows are never mixed, zeros of the operand are zeros of the result."""
-    yield "every argument is said to be read", _saying("models", _EVERYTHING)
-    if _called(node) == "row_op":
-        if any(k.arg in ("mixes", None) for k in node.keywords):
-            yield "rows are never mixed", _saying("mixes", "lambda *_: None")
+def _never_mixes(node: ast.Call) -> Iterator[tuple[str, Change]]:
+    if _declares(node) and _called(node) == "row_op" and any(k.arg in ("mixes", None) for k in node.keywords):
+        yield "rows are never mixed", _saying("mixes", "lambda *_: None")
+
+
+def _keeps_zeros(node: ast.Call) -> Iterator[tuple[str, Change]]:
+    if _declares(node) and _called(node) == "row_op":
         yield "zeros of the first operand", _saying("zeros", "lambda z, n: z.support(n.args[0])")
 
 
@@ -241,8 +294,16 @@ def _expression(text: str) -> ast.expr:
 
 
 def _arithmetic(node: ast.BinOp) -> Iterator[tuple[str, Change]]:
-    if type(node.op) in _COMPUTED:
-        other = _COMPUTED[type(node.op)]
+    yield from _computed(node, _COMPUTED)
+
+
+def _joined(node: ast.BinOp) -> Iterator[tuple[str, Change]]:
+    yield from _computed(node, _JOINED)
+
+
+def _computed(node: ast.BinOp, kinds: dict[type[ast.operator], type[ast.operator]]) -> Iterator[tuple[str, Change]]:
+    if type(node.op) in kinds:
+        other = kinds[type(node.op)]
         yield f"`{_short(node)}` with {other.__name__}", lambda n: setattr(n, "op", other())
 
 
@@ -271,20 +332,28 @@ def _slices(node: ast.Slice) -> Iterator[tuple[str, Change]]:
             yield f"slice without its {part} bound", lambda n, part=part: setattr(n, part, None)  # type: ignore[misc]
 
 
-_COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+_ORDERED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
 }  # fmt: skip
-_NEGATED = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn)
+_NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
 _COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
-    ast.FloorDiv: ast.Mult, ast.Div: ast.Mult, ast.Mod: ast.FloorDiv,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
+    ast.Mod: ast.FloorDiv,
 }  # fmt: skip
-_CHANGES: tuple[tuple[Any, Callable[[Any], Iterator[tuple[str, Change]]]], ...] = (
-    ((ast.If, ast.IfExp, ast.While), _conditions), (ast.If, _branches), (ast.IfExp, _choices),
-    (ast.comprehension, _filters), (ast.BoolOp, _operands), (ast.Compare, _comparisons), (ast.Constant, _numbers),
-    ((ast.Set, ast.Tuple, ast.List), _entries), (ast.Dict, _pairs), (ast.Call, _arguments), (ast.BinOp, _arithmetic),
-    (ast.Expr, _statements), (ast.AugAssign, _additions), (ast.Slice, _slices),
+_JOINED: dict[type[ast.operator], type[ast.operator]] = {ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd}
+_CHANGES: tuple[tuple[Any, str, Callable[[Any], Iterator[tuple[str, Change]]]], ...] = (
+    (ast.Call, "argument", _reads_all),
+    (ast.If, "condition", _branches), (ast.comprehension, "condition", _filters), (ast.BoolOp, "condition", _operands),
+    (ast.Compare, "condition", _shifted),
+    (ast.Call, "zeros", _keeps_zeros),
+    (ast.Call, "axis", _never_mixes), (ast.Constant, "axis", _numbers),
+    ((ast.Set, ast.Tuple, ast.List), "set", _members), (ast.AugAssign, "set", _additions), (ast.BinOp, "set", _joined),
+    (ast.Expr, "check", _statements),
+    ((ast.If, ast.IfExp, ast.While), "", _conditions), (ast.IfExp, "", _choices), (ast.Compare, "", _turned),
+    (ast.Constant, "", _flags), ((ast.Set, ast.Tuple, ast.List), "", _entries), (ast.Dict, "", _pairs),
+    (ast.Call, "", _arguments), (ast.BinOp, "", _arithmetic), (ast.Slice, "", _slices),
 )  # fmt: skip
 
 

@@ -23,7 +23,8 @@ from tests.ops.samples import Entry, entries
 from tests.ops.sweep import cases_of
 from tests.ops.witness import studied
 
-from .__main__ import UNNOTICED, answers, chosen, modules
+from .__main__ import UNNOTICED, answers
+from .draw import chosen, modules
 from .faults import Fault, source_of
 from .forks import Died, in_a_fork
 from .planting import living, plant

@@ -47,13 +47,26 @@ def _declares_else(before: ast.FunctionDef, changed: ast.FunctionDef) -> bool:
 def _declare_again(home: ModuleType, changed: ast.FunctionDef) -> None:
     """A rule that is declared by its decorator: `RULES.of("softmax", models=(...))`."""
     rule = vars(home)[changed.name]
+    before: dict[str, Any] = {}
     for declares in changed.decorator_list:
         if isinstance(declares, ast.Call) and isinstance(declares.func, ast.Attribute):
             rules: Any = eval(ast.unparse(declares.func.value), vars(home))
-            for name in [n for n, known in rules.items() if known.apply is rule]:
+            before = {name: known for name, known in rules.items() if known.apply is rule}
+            for name in before:
                 del rules[name]
     for declares in changed.decorator_list:
         eval(ast.unparse(declares), vars(home))(rule)
+    for others in _copies_of(before):
+        for name in before:
+            others.pop(name)
+        others.update({name: known for name, known in rules.items() if known.apply is rule})
+
+
+def _copies_of(entries: dict[str, Any]) -> list[dict[str, Any]]:
+    """Tables that were put together from others."""
+    modules = [m for n, m in list(sys.modules.items()) if n.startswith(PACKAGE)]
+    tables = [t for m in modules for t in vars(m).values() if isinstance(t, dict)]
+    return [t for t in tables if all(t.get(name) is known for name, known in entries.items())]
 
 
 def _replace_code(home: ModuleType, tree: ast.Module) -> None:

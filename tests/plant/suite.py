@@ -25,7 +25,8 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-from .__main__ import FOLDER, UNNOTICED, answers, chosen, modules
+from .__main__ import FOLDER, UNNOTICED, answers
+from .draw import chosen, modules
 from .faults import Fault
 from .forks import Died, in_a_fork
 from .planting import living, plant

@@ -10,18 +10,20 @@ import pytest
 from tests.fuzz import aimed
 from tests.fuzz.judge import judge, quiet
 
+from . import draw
 from .__main__ import Guards
-from .faults import Fault, changes, faults
+from .faults import KINDS, Fault, changes, faults
 from .forks import Died, in_a_fork
 from .planting import NotPlanted, plant
 from .programs import Prepared
+from .survivors import WORDS, named, survivors
 
 ROWS = "turbogr_compile.passes.rows"
 
 
 def described(text: str) -> list[str]:
     """What can be done to a piece of code."""
-    return [what for node in ast.walk(ast.parse(text)) for what, _ in changes(node)]
+    return [what for node in ast.walk(ast.parse(text)) for _, what, _ in changes(node)]
 
 
 @pytest.mark.parametrize(
@@ -96,3 +98,18 @@ def test_a_fault_that_changes_a_number_is_noticed():
         answer = guards.ask(one("ops.along", "row_op('tril'", "rows are never mixed"), 30, 10)
         assert answer["verdict"] == "wrong" and answer["by"] == "a triangle", answer
     assert judge(program).status == "same"
+
+
+def test_each_survivor_is_a_fault_that_can_be_planted():
+    """And has a reason of a few kinds: a list that the sources have left behind proves nothing."""
+    found = list(survivors())
+    modules = {s.fault.partition(" ")[0] for s in found}
+    every = {named(str(fault)) for module in modules for fault in faults(f"{ROWS}.{module}")}
+    assert [s for s in found if s.word not in WORDS or not s.reason or s.fault not in every] == []
+    assert len({s.fault for s in found}) == len(found) > 100
+
+
+def test_faults_are_drawn_of_every_module_and_kind():
+    drawn = draw.drawn(draw.modules(), 200)
+    assert len({f.module for f in drawn}) > 60 and {f.kind for f in drawn} == set(KINDS)
+    assert not any(draw.says_less(str(f)) for f in drawn)

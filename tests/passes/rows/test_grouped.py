@@ -113,11 +113,19 @@ def not_undone(x):
     return mixture(x, inverse=lambda order: order)
 
 
+def never_sorted(x):
+    """What undoes a sorting puts rows that were not sorted into another order."""
+    _, experts = routed(x)
+    own = torch.linspace(-1, 1, experts.numel()).bfloat16() * 2
+    return mixture(x) + own[inverse(experts.sort()[1])].view(-1, BEST).sum(1, keepdim=True)
+
+
 LOOK_ALIKES = {
     "neighbours": lambda x: mixture(x, between=neighbours),
     "by place": lambda x: mixture(x, between=by_place),
     "other runs": shares,
     "not undone": not_undone,
+    "never sorted": never_sorted,
 }
 
 

@@ -309,6 +309,16 @@ def test_one_hot_rows():
     assert isinstance(meaning(put, index), OneHot)
     assert not isinstance(meaning(lambda i: put(i, start=1), index), OneHot)
     assert not isinstance(meaning(lambda i: put(i, value=2.0), index), OneHot)
+    assert not isinstance(
+        meaning(lambda i: torch.ones(4, 6).index_put((torch.arange(4), i), torch.ones(())), index), OneHot
+    )
+
+
+@pytest.mark.parametrize("shape, view, dim", [((2, 2), lambda x: x.permute(2, 0, 1), 0), ((2, 2), lambda x: x.mT, 1),
+                                              ((4,), lambda x: x.t(), 0)])  # fmt: skip
+def test_the_dim_of_one_hot_rows_is_found_behind_views(shape, view, dim):
+    found = meaning(lambda i: view(F.one_hot(i, 6).float()), torch.tensor([1, 5, 0, 3]).view(shape))
+    assert isinstance(found, OneHot) and found.dim == dim
 
 
 # --- speculation -----------------------------------------------------------------------------------------

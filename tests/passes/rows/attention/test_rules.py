@@ -558,6 +558,14 @@ def test_renormalised():
     refused(program, "divided")
 
 
+def test_a_sum_in_another_dtype_is_not_that_of_a_softmax():
+    def program(q, k, v):
+        weights = scores(q, k).exp()
+        return weights / weights.sum(-1, keepdim=True, dtype=torch.float32) @ v
+
+    refused(program, "dtype")
+
+
 # --- 25: dropout -------------------------------------------------------------------------------------------
 
 

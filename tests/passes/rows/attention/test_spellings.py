@@ -16,6 +16,8 @@ from turbogr_compile._torch import guard_count, shape_env_of
 from turbogr_compile.graph.shapes import symbolic_inputs
 from turbogr_compile.passes.rows.attention.bias import ByBucket, ByDistance, ByTime, Dense
 from turbogr_compile.passes.rows.attention.checks import GapAtMost
+from turbogr_compile.passes.rows.attention.formula import KEY, QUERY, Formula
+from turbogr_compile.passes.rows.attention.times import Times
 
 from .harness import Blindness, NormalForm, Refused, attentions, compare, traced
 from .packed import compare_packed
@@ -361,6 +363,14 @@ def test_a_time_beyond_the_table_is_noticed():
     (check,) = [c for c in form.checks if isinstance(c, GapAtMost)]
     values = dict(zip(module.graph.nodes, later, strict=False))
     assert check.most == 39 and not check.holds(values)
+
+
+def test_a_single_time_is_compared_with_all_others():
+    graph = torch.fx.Graph()
+    query, key = (Times(graph.placeholder(axis), (Formula.axis(axis),)) for axis in (QUERY, KEY))
+    check = GapAtMost(query, key, 5)
+    for gaps, holds in (([3], True), ([3, 9], False), ([], True)):
+        assert check.holds({query.node: torch.tensor([0]), key.node: torch.tensor(gaps)}) is holds
 
 
 # --- torch's own -----------------------------------------------------------------------------------------
