@@ -158,6 +158,17 @@ def test_what_is_not_finite_is_selected_away(weights: str) -> None:
     assert verdict.status in ("same", "assumed") and verdict.packed_calls >= 2, verdict.notes
 
 
+@pytest.mark.parametrize("batch", ["right", "one-each", "left"])
+def test_columns_that_only_a_result_has(batch: str) -> None:
+    """A one-hot matrix whose classes are columns: rows of it that are also picked otherwise are one number each."""
+    body = (
+        "x = F.embedding(ids, E)\np = (x @ x.mT).masked_fill((maski != 1)[:, None], -1e9).softmax(-1)\n"
+        "o = (p @ x)[..., None].sum(-1)\nloss = (F.one_hot(last, N).double()[:, None] @ o).square().sum()"
+    )
+    verdict = judge(program(body, batch))
+    assert verdict.status == "same" and verdict.packed_calls == 1, verdict.notes
+
+
 CANCELLED = {
     # What a softmax cancels has a gradient of zero, not none: the judge tells the two apart.
     "a number added to all scores": "s = x @ x.mT + sink[0]",
