@@ -84,7 +84,8 @@ def declare(
         LIBRARY.impl(name, _compiled(contract, cpu, storage, checked), "CPU")
     register_fake(qualified, _behind(contract.check_sizes, fake), lib=LIBRARY)
     derivative, keep = backward or _refuse(qualified), save
-    if len(getattr(getattr(torch.ops, NAMESPACE), name).default._schema.returns) == 1:
+    returned = getattr(getattr(torch.ops, NAMESPACE), name).default._schema.returns
+    if [str(value.type) for value in returned] == ["Tensor"]:
         derivative, keep = _undefined_stays(derivative, save)
     register_autograd(qualified, derivative, setup_context=keep, lib=LIBRARY)
     register_flop_formula(getattr(getattr(torch.ops, NAMESPACE), name), get_raw=True)(flops)

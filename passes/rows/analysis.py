@@ -13,7 +13,7 @@ from .calls import is_tensor, shape, size_symbols
 from .demand import DemandAnalysis
 from .facts import Facts
 from .program import Examples, batch_of
-from .sets import ALL, Batch, Seen, Term, Terms
+from .sets import ALL, Batch, Seen, Term, Terms, within
 
 MOSTLY = 0.9  # of all rows: nothing is gained by leaving out the rest
 GROWTH = 1.25  # keys per row that matters
@@ -56,7 +56,7 @@ class RowAnalysis:
         }
         for space, terms in asked:
             body = bodies.get(space) if space is not None else None
-            if body is not None and terms < body and _size(batch, terms) == _size(batch, body):
+            if body is not None and within(terms, body) and _size(batch, terms) == _size(batch, body):
                 found.add(terms)
         return frozenset(found)
 

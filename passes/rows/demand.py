@@ -135,7 +135,7 @@ class DemandAnalysis:
         """Rows that an attention reads as keys."""
         terms = self.keys_read[attention.node]
         body = self._merged.get(attention.keys, frozenset())
-        return terms | body if terms & body & self._body_keys else terms
+        return self._united(terms | body) if terms & body & self._body_keys else terms
 
     def _with_body(self, node: fx.Node, wanted: Wanted) -> Wanted:
         """Who wants some of the body gets all of it."""
@@ -143,7 +143,7 @@ class DemandAnalysis:
             return wanted
         space = self.space_of(node)
         body = self._merged.get(space, frozenset()) if space is not None else frozenset()
-        return wanted | body if wanted & body & self._body_keys or wanted in self.alike else wanted
+        return self._united(wanted | body) if wanted & body & self._body_keys or wanted in self.alike else wanted
 
     def _settle(self) -> None:
         """Sets that contain keys are merged, per space, into one: few sets, and maps between nested ones only.

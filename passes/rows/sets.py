@@ -194,6 +194,11 @@ def united(terms: Terms) -> Terms:
     return frozenset(found)
 
 
+def within(some: Terms, more: Terms) -> bool:
+    """Are these rows among those, and not all of them, as far as terms tell?"""
+    return some != more and united(some | more) == united(more)
+
+
 @dataclass
 class Batch:
     """One batch: values of the nodes that sets mention, sizes, and what has been evaluated so far."""

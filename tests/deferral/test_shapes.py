@@ -48,6 +48,7 @@ def shapes(ones: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(("loss", "ones"), [(at_targets, 0), (at_masked_rows, 2)])
 def test_fifty_batches_of_fifty_shapes(loss, ones):
     torch._dynamo.reset()
+    before = turbogr_compile.statistics()
     theirs, ours, graphs = made(SASRec), made(SASRec), Steps()
     called = compiled(ours, instruments=(graphs,))
     most, counted = 4 if ones else 3, 0
@@ -65,4 +66,4 @@ def test_fifty_batches_of_fifty_shapes(loss, ones):
         assert rows >= 0.7 or found[1] < 0.9 * found[0], (count, width, rows)
     assert counted > 25
     assert graphs.count <= most
-    assert not any(s.fallbacks for s in turbogr_compile.statistics())
+    assert not any(s.fallbacks for s in turbogr_compile.statistics() if s not in before)

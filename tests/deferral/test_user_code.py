@@ -176,7 +176,9 @@ def gradient_by_a_transform(model, called):
     def loss(given):
         return cross_entropy(torch.func.functional_call(called, given, (IDS,)))
 
-    return list(torch.func.grad(loss)(parameters).values())
+    found = list(torch.func.grad(loss)(parameters).values())
+    torch._dynamo.reset()  # it would go on with what it made of the model inside of a transform
+    return found
 
 
 def hook_before_loss(model, called):

@@ -518,10 +518,15 @@ def test_arguments_of_functions_and_roots_of_backwards_can_be_replaced(monkeypat
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
     monkeypatch.setattr(distributed, "_DDPSink", distributed._DDPSink)
     x, other = torch.ones(2, requires_grad=True), torch.full((2,), 3.0, requires_grad=True)
-    _torch.teach_autograd.__wrapped__(torch.Tensor, lambda a: other if a is x else a)
+    asked = []
+    _torch.teach_autograd.__wrapped__(
+        torch.Tensor, lambda a: other if a is x else a, lambda of: asked.append(of) or [other]
+    )
     assert Doubled.apply(x).tolist() == [6, 6] and _torch.apply_as_it_is(Doubled, x).tolist() == [2, 2]
     torch.autograd.backward([x], [torch.ones(2)])
-    assert x.grad is None and other.grad.tolist() == [1, 1]
+    assert x.grad is None and other.grad.tolist() == [1, 1] and not asked
+    torch.autograd.backward([x], [torch.ones(2)], inputs=[x])
+    assert x.grad is None and other.grad.tolist() == [2, 2] and asked == [[x]]
 
 
 def test_outputs_of_ddp_with_unused_parameters_are_copied_where_they_are_of_a_kind(monkeypatch):

@@ -139,7 +139,7 @@ class ModelGraph:
             with torch.no_grad():
                 kept = Kept(inputs, {}, kept_of, waits=not why)
             foreign = [s.tensor for s in kept.sources if not s.shared]
-            if any(isinstance(x, torch.nn.Parameter) for x in foreign):
+            if not why and any(isinstance(x, torch.nn.Parameter) for x in foreign):
                 why = self.never = self._say("parameters in memory that others write to are not kept for a late reader")
             node = Node(None, kept, modes, line_of_user(after_dynamo=True), self)
             node.sizes = tuple([_size(inputs[i], d) for i, d in self.symbols.values()])

@@ -134,16 +134,17 @@ class Checkpoints:
         about = {"format": FORMAT, "step": step, "ranks": ranks, "torch": torch.__version__, "files": sums}
         replace_file(partial / ABOUT, sealed(about))
         name_folder(partial, name)
-        try:
-            self._forget_old()
-        except OSError as failed:
-            warnings.warn(f"{failed.filename} cannot be removed ({failed.strerror}); it stays", stacklevel=4)
+        self._forget_old()
 
     def _forget_old(self) -> None:
         old = sorted(self._complete())[: -self.keep] if self.keep else []
         for _, _, path in old:  # out of the way first: what is half deleted must not look like a checkpoint
-            path.rename(self._hidden(path))
-            shutil.rmtree(self._hidden(path), ignore_errors=True)
+            try:
+                path.rename(self._hidden(path))
+            except OSError as failed:
+                warnings.warn(f"{path} cannot be removed ({failed.strerror}); it stays", stacklevel=5)
+            else:
+                shutil.rmtree(self._hidden(path), ignore_errors=True)
 
     def _hidden(self, name: Path) -> Path:
         return name.with_name(f".{name.name}.partial")
