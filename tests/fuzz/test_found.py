@@ -113,6 +113,21 @@ KEPT_PASSES = {
         "p = (y @ Q).mT * b[:, None]\nloss = torch.cat([p @ y, x], 1).sum()",
         {"N": 1, "K": 1},
     ),
+    "rows said twice each, which one mask of their sequence hides": (
+        "x = F.embedding(ids, E).repeat_interleave(2, 1)\nx = torch.where((ids != 0)[:, 1:2, None], x, 0.0).sum(1)\n"
+        "loss = F.cross_entropy(x[:, None].expand(B, N, D).flatten(0, 1) @ W, tgt.flatten())",
+        {},
+    ),
+    "parts of rows said three times each": (
+        "x = (F.embedding(ids, E) @ Q).unflatten(-1, (2, -1)).flatten(1, 2).repeat_interleave(3, 1)\n"
+        "loss = (torch.where((ids != 0)[:, 1:2, None], x, 0.0) * x.sum(1, keepdim=True)).sum()",
+        {},
+    ),
+    "rows said twice each, told apart again": (
+        "x = (F.embedding(ids, E) @ Q).repeat_interleave(2, 1).unflatten(1, (N, 2))\n"
+        "loss = (x * (ids != 0)[:, :, None, None]).square().sum()",
+        {},
+    ),
     "a slice that begins at a negated size": (
         "N = ids.shape[1]\nx = torch.cat([raw[:, -1:], raw[:, -N:-1]], 1)\n"
         "loss = ((x @ Q).mean(-1) * (ids != 0)).sum()",

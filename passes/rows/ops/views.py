@@ -132,10 +132,15 @@ def _reshaped(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
 
 def _interleaved(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     x: Any = n.args[0]
-    rows, axes = e.packed(x, chosen), chosen.space.axes
-    if set(e.typing.atoms(n)[dim_of(n)]) & set(axes):  # a row is repeated by being asked for again
+    rows, axes, dim = e.packed(x, chosen), chosen.space.axes, dim_of(n)
+    times = set(e.typing.atoms(n)[dim]) - set(e.typing.atoms(x)[dim])
+    if times <= set(axes):  # a row is repeated by being asked for again
         return e.reshape(rows, [-1, *e.kept_sizes(n, axes)])
-    return e.again(n, self=rows, dim=e.position(x, dim_of(n), chosen))
+    mine, dims = dict(e.kept(x, axes)), [d for d, _ in e.kept(n, axes)]
+    wide = [mine.get(d, 1) for d in dims]  # rows may be all that the dim had
+    if wide != e.kept_sizes(x, axes):
+        rows = e.reshape(rows, [-1, *wide])
+    return e.again(n, self=rows, dim=1 + dims.index(dim))
 
 
 _SHAPES = ("self", "shape", "size", "sizes", "dim", "start_dim", "end_dim", "other")
