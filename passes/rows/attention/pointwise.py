@@ -444,6 +444,8 @@ def _clamped(ev: Evaluator, call: Call, x: Leaf, low: Any, high: Any) -> Any:
     found = bounds(ev, x)
     if found is None:
         raise Refused(f"{call.name} of scores", x, call.node)
+    if low is not None and high is not None:
+        low = min(low, high)  # where the limits cross, torch takes the upper one
     if x.const == -math.inf:
         return number(-math.inf if low is None else low, call.dtype)
     for limit, free, reached in (

@@ -506,9 +506,13 @@ def test_clamps():
     def of_weights(q, k, v):
         return scores(q, k).softmax(-1).clamp(0, 1) @ v
 
+    def crossed(q, k, v, ids):
+        return F.relu(scores(q, k).masked_fill((ids == 0)[:, None], -INF).clamp(5e4, -1e5) + 1e5 + 1) @ v
+
     accepted(beyond)
     accepted(of_weights, assumptions=())
     refused(within, "clamp of scores at -2")
+    refused(crossed, "replaced by a number: 1.0")
 
 
 # --- 22-24: written out ------------------------------------------------------------------------------------
