@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from datetime import timedelta
 from functools import lru_cache
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +61,23 @@ def test_unbacked_sizes_are_found():
     graph = trace_graph(lambda x: x.nonzero(), "f32[4]").graph
     (node,) = graph.find_nodes(op="call_function", target=aten.nonzero.default)
     assert len(_torch.free_unbacked(node.meta["val"])) == 1
+
+
+def test_sizes_are_made_of_operations_that_are_known():
+    def arithmetic(n: Any) -> list[Any]:
+        return [n * 2 + 3, n // 4, n % 3, n * n, torch.sym_max(n, 7), torch.sym_min(n, 5)]
+
+    graph = trace_graph(lambda x: x, "f32[n]").graph
+    (node,) = graph.find_nodes(op="placeholder")
+    symbol = node.meta["val"].shape[0]
+
+    def value(expression: Any) -> Any:
+        if not expression.args:
+            return 11 if expression == symbol.node.expr else int(expression)
+        return functools.reduce(_torch.size_operator(expression), [value(a) for a in expression.args])
+
+    assert [value(size.node.expr) for size in arithmetic(symbol)] == arithmetic(11)
+    assert _torch.size_operator(1 / symbol.node.expr) is None
 
 
 def test_mutation_is_read_from_the_schema():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._dynamo.source import ConstantSource  # AOTAutograd wants a source for every lifted constant
@@ -18,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import (
     guard_or_false,  # a guard where sizes are known in the call seen, False where only the run knows them
     statically_known_true,
 )
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod  # what sizes are made of
 
 __all__ = [
     "ConstantSource",
@@ -38,6 +41,7 @@ __all__ = [
     "new_row_count",
     "propagate",
     "shape_env_of",
+    "size_operator",
     "sizes_allowed",
     "statically_known_true",
     "symbolic_int",
@@ -171,3 +175,21 @@ def trying(env: ShapeEnv | None = None) -> Iterator[None]:
     finally:
         for logger, was in zip(loggers, were, strict=True):
             logger.disabled = was
+
+
+_SIZE_OPERATORS: dict[tuple[type, ...], Callable[..., Any]] = {
+    (sympy.Add,): operator.add,
+    (sympy.Mul,): operator.mul,
+    (sympy.Pow,): operator.pow,
+    (FloorDiv, CleanDiv): operator.floordiv,
+    (Mod, PythonMod): operator.mod,
+    (sympy.Max, Max): torch.sym_max,
+    (sympy.Min, Min): torch.sym_min,
+}
+
+
+def size_operator(value: sympy.Expr) -> Callable[..., Any] | None:
+    """Which operation of two numbers makes a symbolic size of its arguments, taken from the left."""
+    if isinstance(value, sympy.Pow) and not value.exp.is_nonnegative:
+        return None
+    return next((op for kinds, op in _SIZE_OPERATORS.items() if isinstance(value, kinds)), None)

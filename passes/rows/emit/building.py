@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
@@ -43,23 +43,7 @@ class Builder:
 
     def size(self, value: Size) -> Any:
         """A size as an argument: a number, or a node that reads it from an input."""
-        if isinstance(value, int):
-            return value
-        if isinstance(value, sympy.Symbol):
-            return self._symbol(value)
-        if isinstance(value, sympy.Mul):
-            out: Any = 1
-            for factor in value.args:
-                other = self.size(int(factor) if factor.is_Integer else factor)
-                out = other if isinstance(out, int) and out == 1 else self.call(operator.mul, out, other)
-            return out
-        if isinstance(value, sympy.Add):
-            out = 0
-            for part in value.args:
-                other = self.size(int(part) if part.is_Integer else part)
-                out = other if isinstance(out, int) and out == 0 else self.call(operator.add, out, other)
-            return out
-        raise PassError(f"cannot write the size {value} with the sizes of the inputs")
+        return _arithmetic(value, self._symbol, self.call)
 
     def _symbol(self, symbol: sympy.Symbol) -> fx.Node:
         index, dim = self.symbols[symbol]
@@ -84,14 +68,22 @@ class Builder:
 
     def fake_size(self, value: Size) -> Any:
         """A size of fake tensors for an expression."""
-        if isinstance(value, int):
-            return value
-        if isinstance(value, sympy.Symbol):
-            index, dim = self.symbols[value]
+
+        def of(symbol: sympy.Symbol) -> Any:
+            index, dim = self.symbols[symbol]
             found = self.placeholders[index].meta["val"]
             return found if dim is None else found.shape[dim]
-        parts = [self.fake_size(int(a) if a.is_Integer else a) for a in value.args]
-        out = parts[0]
-        for part in parts[1:]:
-            out = out * part if isinstance(value, sympy.Mul) else out + part
-        return out
+
+        return _arithmetic(value, of, lambda op, *args: op(*args))
+
+
+def _arithmetic(value: Size, symbol: Callable[[sympy.Symbol], Any], call: Callable[..., Any]) -> Any:
+    """What an expression says, from what each symbol stands for."""
+    if isinstance(value, (int, sympy.Integer)):
+        return int(value)
+    if isinstance(value, sympy.Symbol):
+        return symbol(value)
+    op = _torch.size_operator(value)
+    if op is None:
+        raise PassError(f"cannot write the size {value} with the sizes of the inputs")
+    return functools.reduce(lambda x, y: call(op, x, y), [_arithmetic(part, symbol, call) for part in value.args])
