@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -24,6 +25,10 @@ def seeded(first: int, count: int, loud: float) -> Iterator[tuple[str, Program]]
         yield f"seed {seed}", generate(seed, loud=loud)
 
 
+def rounded(programs: Iterator[tuple[str, Program]], capacity: int | None) -> Iterator[tuple[str, Program]]:
+    return ((name, replace(program, capacity=capacity)) for name, program in programs)
+
+
 def swept(per: int, first: int, only: str) -> Iterator[tuple[str, Program]]:
     """So many programs for every construct that contain it."""
     for word in words():
@@ -40,16 +45,18 @@ def swept(per: int, first: int, only: str) -> Iterator[tuple[str, Program]]:
 
 def run(args: argparse.Namespace) -> int:
     tally = Tally(args.shrink, args.scripts)
-    run_all(seeded(args.seed, args.n, LOUD if args.loud else 1.0), tally, args.seconds, verify=args.verify)
-    tally.write(args.json, what="run", first=args.seed, n=args.n, loud=args.loud, verify=args.verify)
+    programs = rounded(seeded(args.seed, args.n, LOUD if args.loud else 1.0), args.capacity)
+    run_all(programs, tally, args.seconds, verify=args.verify)
+    about = {"loud": args.loud, "verify": args.verify, "capacity": args.capacity}
+    tally.write(args.json, what="run", first=args.seed, n=args.n, **about)
     return bool(tally.failures)
 
 
 def sweep(args: argparse.Namespace) -> int:
     tally = Tally(args.shrink, args.scripts)
-    programs = chain(swept(args.per, args.seed, args.only), aimed(args.seed, args.only))
+    programs = rounded(chain(swept(args.per, args.seed, args.only), aimed(args.seed, args.only)), args.capacity)
     run_all(programs, tally, args.seconds, verify=args.verify)
-    tally.write(args.json, what="sweep", first=args.seed, per=args.per)
+    tally.write(args.json, what="sweep", first=args.seed, per=args.per, capacity=args.capacity)
     shy = [w for w in words() if args.only in w and not tally.words[w]["packed"]]
     print(f"{len(shy)} constructs in no packed program: {', '.join(shy)}")
     return bool(tally.failures)
@@ -99,6 +106,7 @@ def parser() -> argparse.ArgumentParser:
             p.add_argument("--shrink", type=int, default=20, help="failures to make small and to confirm")
             p.add_argument("--scripts", type=Path, help="folder for scripts of failures")
             p.add_argument("--verify", default="fast", help="option 'verify' of the compiler")
+            p.add_argument("--capacity", type=int, help="round numbers of packed rows up to multiples of this")
             p.add_argument("--loud", action="store_true", help="scores beyond what finite masks are assumed to hide")
         if name == "sweep":
             p.add_argument("--per", type=int, default=3, help="programs for each construct")

@@ -386,7 +386,7 @@ def _judge_fast(
 ) -> Verdict:
     names = program.arguments
     opened = open_dims(program)
-    options = {"on_error": "fallback", **options}
+    options = {"on_error": "fallback", "capacity": program.capacity, **options}
     try:
         compiled = Fast(fn, names, batches[0], open_dims=opened, **options)
         others = [Fast(fn, names, b, **options) if not compiled.fits(b) else None for b in batches]
@@ -428,7 +428,8 @@ def confirm(program: Program, **options: Any) -> Verdict:
         torch._dynamo.reset()
         gc.collect()
         tolerance = tolerance_of(computes_in(fn, names, inputs(program, 0)))
-        compiled = turbogr_compile.compile(fn, **{"target": "eager", "verify": "fast", "worth": "always", **options})
+        usual = {"target": "eager", "verify": "fast", "worth": "always", "capacity": program.capacity}
+        compiled = turbogr_compile.compile(fn, **{**usual, **options})
         verdict = Verdict("same", program)
         for number in range(len(program.kinds)):
             batch = inputs(program, number)

@@ -50,6 +50,7 @@ class Program:
     seed: int
     words: frozenset[str] = frozenset()  # constructs of the vocabulary that went into it
     loud: float = 1.0
+    capacity: Any = None  # numbers of packed rows that it is compiled for
 
     @cached_property
     def arguments(self) -> tuple[str, ...]:
@@ -77,6 +78,7 @@ class Program:
     def text(self) -> str:
         """What makes it this program and no other."""
         call = {"seed": self.seed, "kinds": list(self.kinds), "loud": self.loud}
+        call |= {"capacity": self.capacity} if self.capacity is not None else {}
         return f"{self.sizes}\n{json.dumps(call)}\n{self.body}"
 
     @property
@@ -86,9 +88,11 @@ class Program:
     def script(self, title: str = "") -> str:
         names = [f.name for f in fields(Sizes) if f.name not in ("pad", "open", "many")]
         call = f"{', '.join(f'{n}={n}' for n in names)}, seed={self.seed}, batches={list(self.kinds)}"
-        for name, value in (*((n, getattr(self.sizes, n)) for n in ("pad", "open", "many")), ("loud", self.loud)):
-            if value != {"pad": 0, "open": False, "many": False, "loud": 1.0}[name]:
-                call += f", {name}={value}"
+        sizes = {"pad": 0, "open": False, "many": False}
+        for name, usual in {**sizes, "loud": 1.0, "capacity": None}.items():
+            value = getattr(self.sizes if name in sizes else self, name)
+            if value != usual:
+                call += f", {name}={value!r}"
         numbers = ", ".join(str(getattr(self.sizes, n)) for n in names)
         title = title.replace("\\", "\\\\").replace('"""', "'''")
         return _SCRIPT.format(

@@ -22,6 +22,7 @@ def check(
     seed: int,
     batches: Sequence[str],
     loud: float = 1.0,
+    capacity: Any = None,
     target: str = "eager",
     **sizes: Any,
 ) -> bool:
@@ -31,7 +32,7 @@ def check(
     same = True
     with quiet():
         torch._dynamo.reset()
-        compiled = turbogr_compile.compile(step, target=target, verify="fast", worth="always")
+        compiled = turbogr_compile.compile(step, target=target, verify="fast", worth="always", capacity=capacity)
         for kind in batches:
             batch = data.make_batch(kind, seed * 31 + data.hash_of(kind), program.sizes)
             values = arguments(names, batch, program)
