@@ -174,9 +174,9 @@ def _largest(kind: str, table: Table) -> float:
     if any(isinstance(leaf, Position) for leaf in table.leaves):
         return math.inf
     numbers = [float(leaf.value) if isinstance(leaf, Number) else leaf.const for leaf in table.leaves]
-    if kind != "sum":
-        return max(0.0, *numbers)
-    return max(0.0, *(abs(x) for x in numbers if math.isfinite(x)))
+    if kind == "sum":
+        numbers = [abs(x) for x in numbers]
+    return math.inf if any(x != x for x in numbers) else max(0.0, *numbers)
 
 
 # --- a softmax that is written out ---------------------------------------------------------------------

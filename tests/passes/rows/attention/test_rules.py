@@ -238,7 +238,12 @@ def test_statistics_of_rows_that_are_large():
         s = scores(q, k)
         return (s - s.masked_fill((ids == 0)[:, None], -1e9).amax(-1, keepdim=True)).softmax(-1) @ v
 
+    def sum_of_hidden(q, k, v):
+        s = scores(q, k).masked_fill(~TRIANGLE, -INF)
+        return (s - s.sum(-1, keepdim=True)).softmax(-1) @ v
+
     refused(filled_above, "a large number was added and taken away")
+    refused(sum_of_hidden, "a large number was added and taken away")
     refused(overflows, "overflows beside a statistic")
     refused(hidden_otherwise, "hidden otherwise")
 
