@@ -3,9 +3,10 @@
 Each is tried, not read off the program. *Rounding*: eager itself moves as much when the last bit of every intermediate
 result is shaken. *Not a number on rows nobody reads* (assumption D of docs/soundness.md): eager gives what turbogr
 gives once nothing comes of a product with zero; or also once every NaN is replaced by a number, whichever number.
-*Large scores* (assumptions A and B): a product that goes into a softmax leaves ±4096 in eager, or an exponential
-overflows, and the same compiled graph gives what eager gives once embeddings and features are scaled down so that none
-does; or eager gives what it gives once masks that no longer hide what they are put over are made to.
+*Large scores* (assumptions A and B): what goes into a softmax leaves ±4096 in eager, or an exponential overflows, and
+the same compiled graph gives what eager gives once embeddings and features are scaled down so that none does; or eager
+gives what it gives once masks that no longer hide what they are put over are made to, or once the largest is taken away
+from what exponentials are taken of.
 """
 
 from __future__ import annotations
@@ -128,11 +129,18 @@ def _not_finite(values: list[Any]) -> bool:
     return any(isinstance(x, torch.Tensor) and x.is_floating_point() and not bool(x.isfinite().all()) for x in values)
 
 
-class Products(TorchDispatchMode):
-    """The largest number that a matrix product gives before a softmax, and whether an exponential overflows."""
+_MATRIX_PRODUCTS = (aten.mm.default, aten.bmm.default, aten.mv.default, aten.addmm.default, aten.baddbmm.default)
+_SOFTMAXES = (aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
 
+
+class Products(TorchDispatchMode):
+    """The largest number that a matrix product gives before a softmax; the largest of those and what goes into one
+    (masks are below zero); and whether an exponential overflows, or is nothing."""
+
+    product = 0.0
     largest = 0.0
     overflows = False
+    vanishes = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,14 +148,31 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in (aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default) and result.numel():
-            finite = result.abs().nan_to_num(0.0, 0.0, 0.0)
-            self._seen = max(self._seen, float(finite.max()))
-        if func in (aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default, aten.exp.default):
-            self.largest = max(self.largest, self._seen)
+        if func in _MATRIX_PRODUCTS:
+            self._seen = max(self._seen, _largest(result.abs()))
+        if func in _SOFTMAXES or func is aten.exp.default:
+            self.product = max(self.product, self._seen)
+            self.largest = max(self.largest, self.product)
+        if func in _SOFTMAXES:
+            self.largest = max(self.largest, _largest(args[0]))
         if func is aten.exp.default:
             self.overflows |= bool((result.isinf() & args[0].isfinite()).any())
+            self.vanishes |= bool(((result == 0) & args[0].isfinite()).any())
         return result
+
+
+def _largest(x: torch.Tensor) -> float:
+    return float(x.nan_to_num(0.0, 0.0, 0.0).max()) if x.numel() else 0.0
+
+
+class Shifted(TorchDispatchMode):
+    """Exponentials of what is left without the largest of a row: the same, where they are divided by their sum."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten.exp.default and args[0].dim() and args[0].numel():
+            largest = args[0].amax(-1, keepdim=True)
+            args = (args[0] - largest.where(largest.isfinite(), 0.0),)
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager

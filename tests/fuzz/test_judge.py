@@ -80,16 +80,17 @@ def test_zero_times_infinity_is_told_from_a_fault():
     assert verdict.status == "assumed" and "eager alone" in verdict.notes[0]
 
 
-LARGE = "(F.embedding(ids, E) @ F.embedding(ids, E).mT * 1e6 + (ids == 0)[:, None] * -1e9).softmax(-1)"
+LARGE = "(F.embedding(ids, E) @ F.embedding(ids, E).mT * 1e6 + (ids == 0)[:, None] * {mask}).softmax(-1)"
 
 
+@pytest.mark.parametrize("loud, mask", [(1e3, "-1e9"), (1.0, "-1e5")], ids=["products", "multiplied afterwards"])
 @pytest.mark.parametrize("what", ["a mask", "a fault"])
-def test_large_scores_are_told_from_a_fault(what):
+def test_large_scores_are_told_from_a_fault(what, loud, mask):
     """A finite mask does not hide scores of 1e6 and more: what is wrong for small ones too is not excused by them."""
-    program = SUM.with_lines([*SUM.lines[:2], Line("p0", LARGE), Line("loss0", "(p0 @ x0 * m0[..., None]).sum()")])
-    program = replace(program, loud=1e3)
+    lines = [*SUM.lines[:2], Line("p0", LARGE.format(mask=mask)), Line("loss0", "(p0 @ x0 * m0[..., None]).sum()")]
+    program = replace(SUM.with_lines(lines), loud=loud)
     fault = 0.0 if what == "a mask" else 1e-3
-    removed = [replace(line, text=line.text.replace("-1e9", "-1e300")) for line in program.lines]
+    removed = [replace(line, text=line.text.replace(mask, "-1e300")) for line in program.lines]
 
     def compiled(*values):
         return program.with_lines(removed).function()(*values) * (1 + fault)
@@ -101,12 +102,13 @@ def test_large_scores_are_told_from_a_fault(what):
     assert verdict[0] == ("assumed" if what == "a mask" else "different"), verdict
 
 
-WRITTEN_OUT = "(F.embedding(ids, E) @ F.embedding(ids, E).mT * 1e3).masked_fill((ids == 0)[:, None], -torch.inf).exp()"
+WRITTEN_OUT = "(F.embedding(ids, E) @ F.embedding(ids, E).mT {}).masked_fill((ids == 0)[:, None], -torch.inf).exp()"
 
 
+@pytest.mark.parametrize("moved", ["* 1e3", "- 1e5"], ids=["overflow", "vanish"])
 @pytest.mark.parametrize("off, status", [(0.0, "assumed"), (1e-3, "nan")])
-def test_exponentials_that_overflow_are_told_from_a_fault(off, status):
-    lines = [*SUM.lines[:2], Line("e0", WRITTEN_OUT), Line("p0", "e0 / e0.sum(-1, keepdim=True)")]
+def test_exponentials_out_of_range_are_told_from_a_fault(off, status, moved):
+    lines = [*SUM.lines[:2], Line("e0", WRITTEN_OUT.format(moved)), Line("p0", "e0 / e0.sum(-1, keepdim=True)")]
     program = SUM.with_lines([*lines, Line("loss0", "(p0 @ x0 * m0[..., None]).sum()")])
     stable = [replace(x, text=x.text.replace(".exp()", ".softmax(-1)")) for x in program.lines]
 
