@@ -99,13 +99,17 @@ class StrongZeros(TorchDispatchMode):
     """Arithmetic in which nothing comes of zero times infinity, or times what is not a number; backward too.
 
     `instead`: what takes the place of every NaN. If results are the same for two such numbers, none of them matters.
+    `backward`: in gradients alone, where a program makes numbers of the NaN that it computes.
     """
 
-    def __init__(self, instead: float | None = None) -> None:
+    def __init__(self, instead: float | None = None, backward: bool = False) -> None:
         super().__init__()
         self.instead = instead
+        self.backward = backward
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.backward and torch._C._current_autograd_node() is None:
+            return func(*args, **(kwargs or {}))
         result = self._result(func, args, kwargs or {})
         if self.instead is None:
             return result
@@ -182,8 +186,8 @@ def products() -> Iterator[Products]:
 
 
 @contextmanager
-def strong_zeros(instead: float | None = None) -> Iterator[None]:
-    with sdpa_kernel(SDPBackend.MATH), StrongZeros(instead):
+def strong_zeros(instead: float | None = None, backward: bool = False) -> Iterator[None]:
+    with sdpa_kernel(SDPBackend.MATH), StrongZeros(instead, backward):
         yield
 
 

@@ -256,7 +256,7 @@ def explained(
         return "assumed", f"exponentials overflow or vanish, assumption B; {found[1]}", 0.0
     if not _same_when_finite(step, expected):  # inputs that are not finite are checked
         return found
-    if _without_nan(None, step, expected, actual, tolerance):
+    if any(_without_nan(None, step, expected, actual, tolerance, backward) for backward in (False, True)):
         return "assumed", f"zero times infinity, assumption D; {found[1]}", 0.0
     if all(_without_nan(x, step, expected, actual, tolerance) for x in (0.37, -1.3)):
         return "assumed", f"not a number on rows nobody reads, assumption D; {found[1]}", 0.0
@@ -309,8 +309,10 @@ def _same_when_shifted(step: Step, actual: Outcome, tolerance: float) -> bool:
         return _agrees(step, actual, tolerance)
 
 
-def _without_nan(instead: float | None, step: Any, expected: Outcome, actual: Outcome, tolerance: float) -> bool:
-    with strong_zeros(instead):
+def _without_nan(
+    instead: float | None, step: Any, expected: Outcome, actual: Outcome, tolerance: float, backward: bool = False
+) -> bool:
+    with strong_zeros(instead, backward):
         strong = outcome(*step)
     return strong.error is None and compare(_either(expected, strong, actual), actual, tolerance)[0] == "same"
 
