@@ -46,27 +46,24 @@ class Deferred(torch.Tensor):
         return func(*args, **kwargs)
 
 
-def _make(value: Value) -> Deferred:
+def _make(value: Value, link: Any = None) -> Deferred:
     meta = value.meta
     with _torch.below_torch_function():
         made: Any = _torch.wrapper(Deferred, meta.shape, meta.stride, meta.dtype, meta.device)
         made.value = value
+    value.stands(made, link)
     return made
 
 
 def tensor_for(value: Value) -> Deferred:
     """The tensor that user code gets."""
     node = value.node
-    if value.meta.requires_grad:
-        if node.token is None:
-            node.connect(compute)
-            value.token = node.token
-        made = _torch.apply_as_it_is(Link, node.anchor, value, _make)
-    else:
-        made = _make(value)
+    if not value.meta.requires_grad:
+        return _make(value)
+    if node.token is None:
+        node.connect(compute)
     value.token = node.token
-    value.stands(made, _link_of(made))
-    return made
+    return _torch.apply_as_it_is(Link, node.anchor, value, _make)  # type: ignore[no-any-return]
 
 
 def _link_of(x: Deferred) -> Any:
@@ -171,10 +168,12 @@ _MASKED = {T.__getitem__, T.masked_select, torch.masked_select}
 def _called(func: Any, args: Any, kwargs: Any) -> Any:
     if func in _DESCRIBES:
         return _described(func, args, kwargs)
+    if func is T.backward and kwargs.get("inputs") is None:
+        return func(*map(real_of, args), **{k: real_of(x) for k, x in kwargs.items()})  # hooks may wait for others
     with LOCK:
         if func is T.__getitem__:
             args = mapped(tuple(args), _as_index)
-        tensors = tensors_of((args, kwargs))
+        tensors = tensors_of(args) + (tensors_of(kwargs) if kwargs else [])
         waiting = False
         for x in tensors:
             if type(x) is Deferred:
@@ -185,10 +184,8 @@ def _called(func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
         if func == _GRAD:
             return None
-        if func in _PLACES or func is torch.autograd.grad or (func is T.backward and kwargs.get("inputs") is not None):
+        if func in _PLACES or func is torch.autograd.grad or func is T.backward:
             return _placed(func, name, args, kwargs)
-        if func is T.backward:
-            return _eager(func, args, kwargs)
         if name in _LOOKS:
             return func(*mapped(tuple(args), _looked), **mapped(kwargs, _looked))
         if name == "__iter__":
