@@ -136,8 +136,8 @@ class ModelGraph:
             modes = Modes()
             if not self.calls:
                 self.large = sum(x.nbytes for x in inputs if isinstance(x, torch.nn.Parameter)) > BUDGET
-            _torch.set_grad_enabled(False)  # at less cost than `no_grad`
             try:
+                _torch.set_grad_enabled(False)  # at less cost than `no_grad`
                 kept = Kept(inputs, {}, kept_of, waits=not why)
             finally:
                 _torch.set_grad_enabled(modes.grad)
