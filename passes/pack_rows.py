@@ -239,6 +239,7 @@ def _describe(graph: fx.Graph, ctx: Context, emitter: Emitter) -> None:
         if source is None:
             raise
         raise RuleFailed(source, error) from error
+    emitter.refuse_misshapen()
 
 
 def _restore(graph: fx.Graph, before: dict[fx.Node, tuple[Any, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import string
 from collections.abc import Callable, Container, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -28,6 +29,7 @@ _SYNONYMS = {
     "greater": "gt", "less": "lt", "greater_equal": "ge", "less_equal": "le", "clip": "clamp", "absolute": "abs",
     "concat": "cat", "swapaxes": "transpose", "_unsafe_index": "index",
 }  # fmt: skip
+ROWS = "T"  # the letter of packed rows in an einsum
 SPLITS = {"split", "split_with_sizes", "chunk", "tensor_split", "unbind"}
 
 
@@ -265,7 +267,8 @@ def dim_of_cat(n: fx.Node) -> int:
 
 
 def einsum_labels(n: fx.Node) -> tuple[list[str], str] | None:
-    """Labels of the operands and of the result; None where a letter is repeated within an operand."""
+    """Labels of the operands and of the result, without the letter of packed rows; None where a letter is repeated
+    within an operand."""
     equation = str(n.args[0]).replace(" ", "")
     left, arrow, out = equation.partition("->")
     inputs = left.split(",")
@@ -281,6 +284,9 @@ def einsum_labels(n: fx.Node) -> tuple[list[str], str] | None:
     if not arrow:
         letters = "".join(inputs)
         out = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    if ROWS in equation:
+        other = next(c for c in string.ascii_letters if c != ROWS and c not in "".join(inputs))
+        inputs, out = [label.replace(ROWS, other) for label in inputs], out.replace(ROWS, other)
     return inputs, out
 
 

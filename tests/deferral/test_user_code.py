@@ -14,11 +14,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from turbogr_compile.deferral import model
+from turbogr_compile.deferral import step as step_of_deferral
 from turbogr_compile.deferral import tensor as tensor_of_deferral
 from turbogr_compile.deferral.record import WAITING
 from turbogr_compile.deferral.tensor import Deferred, pending
 from turbogr_compile.errors import TurbogrError
 
+from . import programs
 from .programs import IDS, MASK, Broken, SASRec, Tower, Twice, Y, assert_same, compiled, cross_entropy, fresh, made
 
 
@@ -222,6 +224,13 @@ def double_backward(model, called):
     (grad,) = torch.autograd.grad(loss, model.head.weight, create_graph=True)
     grad.square().sum().backward()
     return loss.item(), grad
+
+
+def powers_by_operators(model, called):
+    logits = called(IDS)
+    loss = (logits**2).mean() + (2**logits).mean() - (1 / (logits**2 + 1)).mean() + (3 - logits).square().mean()
+    loss.backward()
+    return loss
 
 
 def numbers_in_control_flow(model, called):
@@ -623,6 +632,23 @@ def threads(model, called):
     return out
 
 
+def hook_that_waits_for_a_thread(model, called):
+    logits, other, seen = called(IDS), called(IDS.flip(0)), []
+
+    def read(gradient):
+        reader = threading.Thread(target=lambda: seen.append(other.detach().sum().item()), daemon=True)
+        reader.start()
+        reader.join(30)
+        assert seen
+
+    loss = cross_entropy(logits)
+    handle = model.head.bias.register_hook(read)
+    torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    loss.backward()
+    handle.remove()
+    return seen, loss
+
+
 def generator(model, called):
     def losses():
         for i in range(3):
@@ -678,6 +704,15 @@ def test_same_as_eager(code):
 @pytest.mark.parametrize("kind", [SASRec, Broken])
 def test_same_with_attention_and_with_a_graph_break(code, kind):
     assert_same(code, kind=kind)
+
+
+def test_a_step_that_is_not_compiled_is_the_same(monkeypatch):
+    monkeypatch.setattr(step_of_deferral, "_TOO_MANY", 0)
+    torch._dynamo.reset()
+    theirs, ours = made(Tower), made(Tower)
+    for code in (one_loss, powers_by_operators, containers):
+        assert programs.worst(code(theirs, theirs), code(ours, compiled(ours))) <= 1e-10
+        assert programs.worst(programs.gradients(theirs), programs.gradients(ours)) <= 1e-10
 
 
 # There a step is one function to autograd: nothing passes an output that the loss was not computed from.

@@ -242,6 +242,31 @@ def test_what_is_counted_beside_the_loss(name: str) -> None:
     assert (verdict.status, verdict.packed_calls) == ("same", 3), verdict.notes
 
 
+UNUSUAL = {
+    # What programs rarely write: each was wrong, without a word, or raised.
+    "a mean of numbers whose sum a half type lacks": "((x.half() + 30000) * v[..., None]).mean(1).double()",
+    "a mean of all, which a half type has": "((x.half() + 30000) * v[..., None]).mean().double()",
+    "a mean over rows and features": "((x.half() + 30000) * v[..., None].half()).mean((1, 2)).double()",
+    "every other feature beside rows": (
+        "F.conv2d(torch.stack([x, x @ Q], -1).transpose(1, 2), Q[:, :, None, None], stride=(1, 2))"
+        " * torch.ones(2) * v[:, None, :, None]"
+    ),
+    "features padded beside rows": (
+        "F.conv2d(x.mT[..., None], Q[:, :, None, None], off, padding=(0, 1)) * v[:, None, :, None]"
+    ),
+    "an einsum whose table has T": "torch.einsum('bnd,Td->bn', x, E) * v",
+    "an einsum whose features are T": "torch.einsum('bnT,Te->bne', x, Q) * v[..., None]",
+    "an einsum that pools T": "torch.einsum('bnT,bn->bT', x @ Q, v.double())",
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_what_is_rarely_written(name: str) -> None:
+    body = f"v = ids != 0\nx = F.embedding(ids, E)\nloss = ({UNUSUAL[name]}).square().sum()"
+    verdict = judge(program(body, "right", "left", "holes", "full"))
+    assert (verdict.status, verdict.packed_calls) == ("same", 4), verdict.notes
+
+
 REPEATED = {
     "for each row": "(z[:, :, None, None] @ Q.expand(B, N, 1, D, D)).flatten(2)",
     "for each column": "(z.transpose(0, 1) @ Q.expand(N, D, D)).transpose(0, 1)",

@@ -8,7 +8,9 @@ from functools import lru_cache, wraps
 from typing import Any
 
 import torch
+from torch import _lazy_clone
 from torch._C._dynamo.eval_frame import set_eval_frame
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 
 from .fake import ConstantSource, FakeTensor, FakeTensorMode, ShapeEnv
@@ -23,6 +25,7 @@ __all__ = [
     "checks_of",
     "dispatch_modes",
     "fake_of_sizes",
+    "gradient_edge",
     "lazy_twin",
     "saved_tensors_are_hooked",
     "teach_autograd",
@@ -50,9 +53,17 @@ def lazy_twin(x: torch.Tensor) -> torch.Tensor | None:
     None where the memory is not torch's own, or NumPy has it too, so that nobody would notice a write.
     """
     try:
-        return torch._lazy_clone(x) if x.untyped_storage().resizable() else None
+        return _lazy_clone(x) if x.untyped_storage().resizable() else None
     except RuntimeError:
         return None
+
+
+def gradient_edge(x: torch.Tensor) -> GradientEdge:
+    """`torch.autograd.graph.get_gradient_edge`, at less cost where gradients are on."""
+    function = x.grad_fn
+    if function is None or not torch.is_grad_enabled():
+        return get_gradient_edge(x)
+    return GradientEdge(function, x.output_nr, x.view_as(x).grad_fn)  # a Python node does not own its C++ one
 
 
 # Where the data of a tensor lie; looking does not copy shared memory, as `data_ptr()` would.
@@ -193,7 +204,8 @@ def teach_autograd(kind: type, value_of: Callable[[Any], Any], placed_of: Callab
     def backward_of_values(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("inputs") is not None:
             kwargs["inputs"] = placed_of(kwargs["inputs"])
-        return backward(tree_map(value_of, tensors), *args, **kwargs)
+        roots = tensors if type(tensors) is torch.Tensor else tree_map(value_of, tensors)
+        return backward(roots, *args, **kwargs)
 
     utils.unwrap_dead_wrappers = unwrap_dead_wrappers
     torch.autograd.backward = backward_of_values

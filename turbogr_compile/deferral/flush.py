@@ -27,7 +27,7 @@ READ_RAW = 3  # calls in a row whose outputs were read as they are: waiting gain
 READ_APART = 4  # times that a call is computed for one thing and another, before its outputs are computed for all
 
 
-@torch.compiler.disable
+@_torch.untraced
 def realize(values: Sequence[Value], alone: bool = False) -> None:
     """Make these ordinary tensors; `alone`: no numbers that follow from them along with them."""
     with LOCK, apart(), unhooked():
@@ -58,7 +58,7 @@ def realize(values: Sequence[Value], alone: bool = False) -> None:
         _settle()
 
 
-@torch.compiler.disable
+@_torch.untraced
 def place(values: Sequence[Value]) -> None:
     """Make these ordinary tensors through which the gradients of all that hangs on them pass: the model's outputs are
     computed, and everything else follows from them."""
@@ -75,7 +75,7 @@ def _outputs_read(call: Node) -> list[Value]:
     return _distinct(v for v in asked if v.waits and v.node is call)
 
 
-@torch.compiler.disable
+@_torch.untraced
 def look(value: Value) -> torch.Tensor:
     """Numbers of a value, for those who keep nothing of its memory."""
     with LOCK, apart(), unhooked():
@@ -93,7 +93,7 @@ def look(value: Value) -> torch.Tensor:
         return value.seen
 
 
-@torch.compiler.disable
+@_torch.untraced
 def compute(values: Sequence[Value]) -> list[Any]:
     """Where gradients of these go in, for whoever goes around us; None where there are none. The record stays."""
     with LOCK, apart(), torch.enable_grad():
@@ -198,7 +198,10 @@ def _alike(bases: Sequence[Value], numbers: list[Value]) -> list[Value]:
     found: list[Value] = []
     first: set[int] | None = None
     trained = [v for v in bases if v.meta.requires_grad]
-    for v in _distinct([*trained, *numbers]):
+    asked = _distinct([*trained, *numbers])
+    if len(asked) < 2:
+        return asked
+    for v in asked:
         if v.meta.requires_grad and (len(numbers) > 1 or trained):
             mine = {id(s.tensor) for n in above([v]) for s in n.sources if s.requires_grad}
             first = mine if first is None else first

@@ -65,8 +65,8 @@ def _account(frame: types.FrameType, left: dict[int, int]) -> None:
     """Take away references that variables of the frame have; what may be read by way of them is forgotten."""
     code, variables = frame.f_code, frame.f_locals
     try:
-        for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
-            held = variables.get(name)
+        for name in variables:
+            held = variables[name]
             if id(held) in left:
                 found = [id(held)]
             elif type(held) in _NO_CONTAINERS or isinstance(held, _PLAIN):

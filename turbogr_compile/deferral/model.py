@@ -136,10 +136,12 @@ class ModelGraph:
             modes = Modes()
             if not self.calls:
                 self.large = sum(x.nbytes for x in inputs if isinstance(x, torch.nn.Parameter)) > BUDGET
-            with torch.no_grad():
+            try:
+                _torch.set_grad_enabled(False)  # at less cost than `no_grad`
                 kept = Kept(inputs, {}, kept_of, waits=not why)
-            foreign = [s.tensor for s in kept.sources if not s.shared]
-            if not why and any(isinstance(x, torch.nn.Parameter) for x in foreign):
+            finally:
+                _torch.set_grad_enabled(modes.grad)
+            if not why and any([not s.shared and isinstance(s.tensor, torch.nn.Parameter) for s in kept.sources]):
                 why = self.never = self._say("parameters in memory that others write to are not kept for a late reader")
             node = Node(None, kept, modes, line_of_user(after_dynamo=True), self)
             node.sizes = tuple([_size(inputs[i], d) for i, d in self.symbols.values()])

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from .. import _torch
+from .._torch import address_of, lazy_twin
 from ..errors import TurbogrError
 
 LOCK = threading.RLock()  # one record for all threads: their calls may meet in one sum
@@ -60,11 +61,11 @@ class Source:
             with torch.enable_grad():
                 self.twin = _Twin.apply(tensor)
             return
-        if torch.is_grad_enabled():
+        if self.requires_grad and torch.is_grad_enabled():
             with torch.no_grad():
-                self.twin = _torch.lazy_twin(tensor)
+                self.twin = lazy_twin(tensor)
         else:
-            self.twin = _torch.lazy_twin(tensor)
+            self.twin = lazy_twin(tensor)
         self.shared = self.twin is not None
         if self.twin is None:
             self.twin = tensor.detach().clone()  # foreign memory: nobody sees writes to it
@@ -91,11 +92,14 @@ class Source:
             return twin
         # Whoever writes to memory that a twin shares gets memory of his own: `.data`, whose writes are not counted
         # with the tensor's, and the tensor itself.
-        unchanged = self.shared and _torch.address_of(tensor) == _torch.address_of(twin)
+        unchanged = self.shared and address_of(tensor) == address_of(twin)
+        now = tensor.requires_grad
+        if unchanged and now == self.requires_grad:
+            return tensor
         if not self.requires_grad:
-            return twin if not unchanged else tensor.detach() if tensor.requires_grad else tensor
-        if tensor.requires_grad:
-            return tensor if unchanged else _old_value(tensor, twin)
+            return tensor.detach() if unchanged else twin
+        if now:
+            return _old_value(tensor, twin)
         tensor.requires_grad_(True)  # frozen since
         try:
             return _old_value(tensor, twin)
@@ -168,8 +172,9 @@ class Value:
         self.tensor: Any = _nothing  # weak: what stands for it in user code
         self.link: Any = _nothing  # weak: its place in autograd's graph, which others may have taken up
 
-    def stands(self, tensor: torch.Tensor, link: Any) -> None:
-        """User code has this tensor for it. It waits as long as the tensor lives, or somebody's way back to it."""
+    def stands(self, tensor: torch.Tensor, link: Any = None) -> None:
+        """User code has this tensor for it, which has this place in autograd's graph. It waits as long as the tensor
+        lives, or somebody's way back to it."""
         key, known = id(self), weakref.ref(self)
 
         def gone(_: Any) -> None:
@@ -192,7 +197,7 @@ class Value:
         """Computed: from now on an ordinary tensor, which keeps nothing of the record alive."""
         self.real, self.seen, self.maker, self.alias, self.kept = real, None, None, None, None
         if real.requires_grad and (real.grad_fn is not None or not real._is_view()):
-            self.edge = torch.autograd.graph.get_gradient_edge(real)  # a view made under no_grad has none
+            self.edge = _torch.gradient_edge(real)  # a view made under no_grad has none
         WAITING.pop(id(self), None)
 
     @property
@@ -267,13 +272,12 @@ class Node:
 
     def connect(self, compute: Compute) -> None:
         """A place in autograd's graph, for results that require grad."""
-        sources = [s for s in self.sources if s.requires_grad]
+        given = [s.tensor if s.is_leaf else s.twin for s in self.sources if s.requires_grad]
         above = {id(v.node.token): v.node for v in self.inputs if v.meta.requires_grad}
-        if not sources and len(above) == 1:
+        if not given and len(above) == 1:
             (node,) = above.values()
             self.token, self.anchor = node.token, node.anchor
             return
-        given = [s.tensor if s.is_leaf else s.twin for s in sources]
         self.token = Token(given, [n.token for n in above.values() if n.token is not None])
         anchors = [n.anchor for n in above.values() if n.anchor is not None]
         self.anchor = _torch.apply_as_it_is(_Anchor, self.token, compute, len(anchors), *anchors, *given)
@@ -422,7 +426,7 @@ class Link(torch.autograd.Function):
     def forward(ctx: Any, anchor: torch.Tensor, value: Value, make: Any) -> Any:
         ctx.value = value
         ctx.set_materialize_grads(False)
-        return make(value)
+        return make(value, ctx)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor | None) -> Any:

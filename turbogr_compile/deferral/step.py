@@ -354,8 +354,9 @@ class _Writer:
             return self.graph.call_method("detach", tuple(args))
         if name == "__get__":
             return self.graph.call_function(getattr, (args[0], func.__self__.__name__))
-        if getattr(torch.Tensor, name, None) is func:
-            return self.graph.call_method(name, tuple(args), kwargs)
+        for method in (name, f"__{name}__"):  # `Tensor.__pow__` calls itself `pow`
+            if getattr(torch.Tensor, method, None) is func:
+                return self.graph.call_method(method, tuple(args), kwargs)
         return self.graph.call_function(func, tuple(args), kwargs)
 
     def _inline(self, node: Node, args: list[Any]) -> list[Any]:

@@ -46,27 +46,24 @@ class Deferred(torch.Tensor):
         return func(*args, **kwargs)
 
 
-def _make(value: Value) -> Deferred:
+def _make(value: Value, link: Any = None) -> Deferred:
     meta = value.meta
     with _torch.below_torch_function():
         made: Any = _torch.wrapper(Deferred, meta.shape, meta.stride, meta.dtype, meta.device)
         made.value = value
+    value.stands(made, link)
     return made
 
 
 def tensor_for(value: Value) -> Deferred:
     """The tensor that user code gets."""
     node = value.node
-    if value.meta.requires_grad:
-        if node.token is None:
-            node.connect(compute)
-            value.token = node.token
-        made = _torch.apply_as_it_is(Link, node.anchor, value, _make)
-    else:
-        made = _make(value)
+    if not value.meta.requires_grad:
+        return _make(value)
+    if node.token is None:
+        node.connect(compute)
     value.token = node.token
-    value.stands(made, _link_of(made))
-    return made
+    return _torch.apply_as_it_is(Link, node.anchor, value, _make)  # type: ignore[no-any-return]
 
 
 def _link_of(x: Deferred) -> Any:
@@ -171,40 +168,50 @@ _MASKED = {T.__getitem__, T.masked_select, torch.masked_select}
 def _called(func: Any, args: Any, kwargs: Any) -> Any:
     if func in _DESCRIBES:
         return _described(func, args, kwargs)
+    if func is T.__getitem__:
+        args = mapped(tuple(args), _as_index)
+    if func is T.backward and kwargs.get("inputs") is None:
+        return func(*map(real_of, args), **{k: real_of(x) for k, x in kwargs.items()})
     with LOCK:
-        if func is T.__getitem__:
-            args = mapped(tuple(args), _as_index)
-        tensors = tensors_of((args, kwargs))
-        waiting = False
-        for x in tensors:
-            if type(x) is Deferred:
-                _adopt_foreign(x)
-                waiting |= x.value.real is None
-        if not waiting:
-            return _eager(func, args, kwargs)
-        name = getattr(func, "__name__", "")
-        if func == _GRAD:
-            return None
-        if func in _PLACES or func is torch.autograd.grad or (func is T.backward and kwargs.get("inputs") is not None):
-            return _placed(func, name, args, kwargs)
-        if func is T.backward:
-            return _eager(func, args, kwargs)
-        if name in _LOOKS:
-            return func(*mapped(tuple(args), _looked), **mapped(kwargs, _looked))
-        if name == "__iter__":
-            return iter(args[0].unbind(0))
-        if name in _LIKE:
-            return func(_description(args[0]), *mapped(args[1:], real_of), **mapped(kwargs, real_of))
-        if name in _INTO and not kwargs and type(args[0]) is Deferred:
-            done = _number_into(_INTO[name], args)
-            if done is not None:
-                return done
-        if _may_record(func, name, kwargs):
-            try:
-                return _record(func, args, kwargs, tensors)
-            except NotRecorded:
-                pass
-        return _eager(func, args, kwargs)
+        answer = _answer(func, args, kwargs)
+    return _eager(func, args, kwargs) if answer is _NONE_YET else answer
+
+
+_NONE_YET = object()
+
+
+def _answer(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result, where the function is none that just runs on what is computed."""
+    tensors = tensors_of(args) + (tensors_of(kwargs) if kwargs else [])
+    waiting = False
+    for x in tensors:
+        if type(x) is Deferred:
+            _adopt_foreign(x)
+            waiting |= x.value.real is None
+    if not waiting:
+        return _NONE_YET
+    name = getattr(func, "__name__", "")
+    if func == _GRAD:
+        return None
+    if func in _PLACES or func is torch.autograd.grad or func is T.backward:
+        _make_places(_asked(func, args, kwargs), name)
+        return _NONE_YET
+    if name in _LOOKS:
+        return func(*mapped(tuple(args), _looked), **mapped(kwargs, _looked))
+    if name == "__iter__":
+        return iter(args[0].unbind(0))
+    if name in _LIKE:
+        return func(_description(args[0]), *mapped(args[1:], real_of), **mapped(kwargs, real_of))
+    if name in _INTO and not kwargs and type(args[0]) is Deferred:
+        done = _number_into(_INTO[name], args)
+        if done is not None:
+            return done
+    if _may_record(func, name, kwargs):
+        try:
+            return _record(func, args, kwargs, tensors)
+        except NotRecorded:
+            pass
+    return _NONE_YET
 
 
 def _as_index(x: Any) -> Any:
@@ -235,7 +242,7 @@ def _description(x: Deferred) -> torch.Tensor:
 
 
 def _eager(func: Any, args: Any, kwargs: Any) -> Any:
-    """On what is computed, the function itself."""
+    """On what is computed, the function itself; not under the lock, for hooks of a backward may wait for threads."""
     deferred = [x for x in tensors_of((args, kwargs)) if type(x) is Deferred]
     waiting = [x.value for x in deferred if pending(x)]
     into = [x.value for x in tensors_of(kwargs.get("out", args[:1])) if pending(x)]
@@ -254,12 +261,10 @@ def _writes(func: Any, kwargs: Any) -> bool:
     return name == "__setitem__" or name in _INTO or "out" in kwargs or (name.endswith("_") and name[-2:] != "__")
 
 
-def _placed(func: Any, name: str, args: Any, kwargs: Any) -> Any:
-    """Somebody wants a place in autograd's graph, not only a value: it is computed, and what follows from it too."""
+def _asked(func: Any, args: Any, kwargs: Any) -> Any:
+    """What somebody wants a place in autograd's graph of: it is computed, and what follows from it."""
     gradients = func is torch.autograd.grad or func is T.backward
-    asked = kwargs.get("inputs", args[1] if len(args) > 1 else ()) if gradients else args[0]
-    _make_places(asked, name)
-    return _eager(func, args, kwargs)
+    return kwargs.get("inputs", args[1] if len(args) > 1 else ()) if gradients else args[0]
 
 
 def _make_places(asked: Any, name: str) -> None:

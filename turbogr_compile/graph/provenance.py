@@ -113,6 +113,7 @@ class Origin:
     sources: tuple[str, ...]
 
 
+@lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
     return file.startswith(_LIBRARIES) or file.startswith(_OURS) or file.startswith("<")
 

@@ -13,6 +13,7 @@ import torch
 
 from ..errors import TurbogrError
 from . import draws
+from .accelerator import accelerator
 from .ranks.together import Together
 
 
@@ -74,5 +75,5 @@ def _begin(first: Mapping[str, Any], rank: int) -> None:
 
 
 def _accelerator() -> Any:
-    kind = torch.accelerator.current_accelerator()
+    kind = accelerator()
     return torch.get_device_module(kind) if kind is not None else None

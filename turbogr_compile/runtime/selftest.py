@@ -22,6 +22,7 @@ from torch import Tensor
 from .. import _torch
 from ..errors import TurbogrError
 from ..graph.text import dtype_text
+from .accelerator import accelerator
 
 ALWAYS = (torch.int64, torch.int32)  # numbers of rows, and ids
 WIDTH = 3
@@ -147,11 +148,11 @@ def _conclude(group: Any, ranks: list[int], wrong: str) -> None:
 
 def main() -> int:
     """Under torchrun: every dtype that tables and their wires may have."""
-    kind = torch.accelerator.current_accelerator()
+    kind = accelerator()
     device = torch.device("cpu") if kind is None else torch.device(kind.type, int(os.environ.get("LOCAL_RANK", 0)))
     if kind is not None:
         torch.accelerator.set_device_index(device.index)
-    dist.init_process_group()
+    dist.init_process_group(None if kind else "gloo")
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     try:
         tried = check_collectives(None, dtypes, device)

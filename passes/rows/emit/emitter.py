@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -11,7 +13,7 @@ from ....graph.provenance import line_of
 from ..attending import Attention
 from ..attention.checks import LogSum
 from ..attention.checks import SeesKey as SeesAKey
-from ..calls import op
+from ..calls import Size, is_tensor, op, shape
 from ..deciding import (
     Attends,
     AttendsAll,
@@ -78,6 +80,28 @@ class Emitter(Values):
         attentions = [d.attention for d in self.an.decisions.values() if isinstance(d, (Attends, AttendsAll))]
         inside = {n for a in attentions for n in a.form.chain}
         return {*self.homes, *self._replaced, *inside}
+
+    def refuse_misshapen(self) -> None:
+        """A value with other dims than its rows have, or of another type, would be broadcast or cast where it is read.
+
+        Asked once the graph is described.
+        """
+        for node, chosen in self.homes.items():
+            self._compare(node, self._twins[node, chosen], self.kept_sizes(node, chosen.space.axes), 1)
+        for node, new in self._replaced.items():
+            self._compare(node, new, shape(node) if is_tensor(node) else [], 0)
+
+    def _compare(self, node: fx.Node, made: Any, sizes: list[Size], rows: int) -> None:
+        wanted, found = tensor(node), tensor(made)
+        if wanted is None or found is None:
+            return
+        dims = shape(made)[rows:]
+        alike = len(dims) == len(sizes) and all(
+            a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(dims, sizes, strict=True)
+        )
+        if not alike or found.dtype != wanted.dtype:
+            error = TurbogrError(f"gives {found.dtype}{dims} in place of {wanted.dtype}{sizes}")
+            raise RuleFailed(node, error) from error
 
     def _visit(self, node: fx.Node) -> None:
         if node.op != "output" and node not in self.an.wanted and not node.is_impure():

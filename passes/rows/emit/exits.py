@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from ....graph.nodes import tensor
+from ....kernels.declare import accumulator
 from ..by_sequence import Operand, made, makes_matrix
 from ..calls import LIKE, arg, is_tensor, op, product, rank_of, reduced_dims, shape, value_of
 from ..deciding import Keeps, Leaves, Loses, Sums
@@ -76,17 +77,20 @@ def summed(e: Values, n: fx.Node, decision: Sums) -> fx.Node:
     whole = set(chosen.space.sequence) <= lost
     y = _silenced(e, x, chosen) if whole and chosen.rounded else e.packed(x, chosen)
     others = [e.position(x, d, chosen) for d, _ in e.kept(x, axes) if d in gone]
-    # Whole numbers and truth values are added up as i64.
-    dtype = {"dtype": value_of(n).dtype} if value_of(n).dtype != value_of(x).dtype else {}
-    if others:
-        y = e.call(aten.sum.dim_IntList, y, others, **dtype)
-    if whole:
-        y = e.call(aten.sum.dim_IntList, y, [0], **dtype)
-    else:
-        y = e.call(aten.to.dtype, y, dtype["dtype"]) if dtype else y
+    given, wanted = value_of(x).dtype, value_of(n).dtype
+    # Eager rounds once, at the end: what several steps make is wider until then.
+    inside = accumulator(wanted) if op(n) == "mean" or (others and not whole) else wanted
+    dims = [*([0] if whole else []), *others]
+    dtype = {"dtype": inside} if inside != given else {}  # whole numbers and truth values are added up as i64
+    if dims:
+        y = e.call(aten.sum.dim_IntList, y, dims, **dtype)
+    elif dtype:
+        y = e.call(aten.to.dtype, y, inside)
+    if not whole:
         y = e.scattered(y, chosen, chosen.space.sequence)
     if op(n) == "mean":
         y = e.call(aten.div.Tensor, y, e.size(product(shape(x)[d] for d in gone)))
+    y = e.call(aten.to.dtype, y, wanted) if inside != wanted else y
     if whole:
         return e.reshape(y, shape(n))
     return e.padded(y, n, Space(chosen.space.sequence))

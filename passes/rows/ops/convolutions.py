@@ -102,9 +102,9 @@ def _mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
         return "a convolution of values with other rows"
     if r.on_rows(x, 1, s):
         return "convolves over rows"
-    rows = [at for at in range(taps.spatial) if r.on_rows(x, 2 + at, s)]
-    if op(n) == "im2col" or any(not taps.passes(at) for at in rows):
-        return "a convolution over neighbouring rows"
+    along = any(r.on_rows(x, 2 + at, s) for at in range(taps.spatial))
+    if op(n) == "im2col" or (along and not all(map(taps.passes, range(taps.spatial)))):
+        return "a convolution over neighbouring rows, or over features beside them"
     return None
 
 

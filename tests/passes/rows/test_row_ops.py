@@ -10,9 +10,12 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 import turbogr_compile
 from turbogr_compile import Instrument, RuleError
-from turbogr_compile.passes.rows import apart
+from turbogr_compile.passes.rows import apart, declaration
+from turbogr_compile.passes.rows.declaration import EVERY, Declaration
+from turbogr_compile.passes.rows.ops import pointwise
 
 pytestmark = pytest.mark.usefixtures("fresh")
+aten = torch.ops.aten
 
 SEQUENCES, COLUMNS, FEATURES = 3, 6, 4
 BATCHES = [
@@ -147,6 +150,27 @@ def test_a_declaration_is_whole():
         turbogr_compile.row_op("shop::half", models="x")
 
 
+@pytest.mark.parametrize(
+    "then", [(aten.slice.Tensor, 1, 0, 1), (aten.unsqueeze.default, 1), (aten.to.dtype, torch.half)]
+)
+def test_a_rule_that_gives_something_else_is_refused(table, monkeypatch, then):
+    """Other dims would be broadcast into the rest, another type cast: the op stays padded, the rest is packed."""
+    target, *more = then
+
+    def packed(e, n, chosen):
+        return e.call(target, pointwise.packed(e, n, chosen), *more)
+
+    wrong = Declaration(EVERY, pointwise.broadcast, pointwise.aligned, packed=packed)
+    monkeypatch.setitem(declaration._DECLARED, "sinh", wrong)
+    said = Remarks()
+
+    def step(ids):
+        return masked(ids, F.embedding(ids, table).tanh().sinh())
+
+    assert_same(step, table, *[(ids,) for ids in BATCHES], instruments=(said,))
+    assert "rule-failed" in said.ids and "packed" in said.ids
+
+
 def test_an_argument_that_is_not_modelled_is_named():
     """`view` to another dtype is not a view of shapes; `mm` into another dtype is another product."""
     from turbogr_compile.passes.rows.declaration import declared, why_undeclared
@@ -163,10 +187,11 @@ class Remarks(Instrument):
     explains = True
 
     def __init__(self):
-        self.mixed = []
+        self.mixed, self.ids = [], []
 
     def finish(self, run):
         self.mixed += [r.text for r in run.remarks if r.id == "mixes-rows"]
+        self.ids += [r.id for r in run.remarks]
 
 
 ORDER = torch.tensor([2, 0])
