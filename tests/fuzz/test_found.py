@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from .data import Sizes
+from .fast import Fast
 from .judge import judge
 from .program import Line, Program
 
@@ -265,6 +267,22 @@ def test_what_is_rarely_written(name: str) -> None:
     body = f"v = ids != 0\nx = F.embedding(ids, E)\nloss = ({UNUSUAL[name]}).square().sum()"
     verdict = judge(program(body, "right", "left", "holes", "full"))
     assert (verdict.status, verdict.packed_calls) == ("same", 4), verdict.notes
+
+
+@pytest.mark.parametrize("kind", ["bool", "int64", "float64"])
+def test_lengths_that_grow_by_one_are_no_triangle(kind: str) -> None:
+    """The first batch makes a mask that looks like one of positions; those that follow do not."""
+    columns = torch.arange(6)
+    masks = [(columns < torch.tensor(lengths)[:, None]).to(getattr(torch, kind)) for lengths in ([1, 2, 3], [5, 1, 6])]
+    table = torch.randn(9, 4, requires_grad=True)
+
+    def step(mask: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return (table[columns.expand(3, 6)].tanh() * mask[..., None]).sum()
+
+    compiled = Fast(step, ["mask", "table"], [masks[0], table])
+    for mask in masks:
+        torch.testing.assert_close(compiled.run(mask, table), step(mask, table))
+    assert compiled.stats.calls == 2 and not compiled.stats.fallbacks
 
 
 REPEATED = {
