@@ -135,11 +135,12 @@ def _not_finite(values: list[Any]) -> bool:
 
 _MATRIX_PRODUCTS = (aten.mm.default, aten.bmm.default, aten.mv.default, aten.addmm.default, aten.baddbmm.default)
 _SOFTMAXES = (aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
+_ACTIVATIONS = (*_SOFTMAXES, aten.exp.default, aten.sigmoid.default, aten.silu.default)
 
 
 class Products(TorchDispatchMode):
-    """The largest number that a matrix product gives before a softmax; the largest of those and what goes into one
-    (masks are below zero); and whether an exponential overflows, or is nothing."""
+    """The largest number that a matrix product gives before an activation of scores; the largest of those and what goes
+    into a softmax (masks are below zero); and whether an exponential overflows, or is nothing."""
 
     product = 0.0
     largest = 0.0
@@ -154,7 +155,7 @@ class Products(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func in _MATRIX_PRODUCTS:
             self._seen = max(self._seen, _largest(result.abs()))
-        if func in _SOFTMAXES or func is aten.exp.default:
+        if func in _ACTIVATIONS:
             self.product = max(self.product, self._seen)
             self.largest = max(self.largest, self.product)
         if func in _SOFTMAXES:
