@@ -84,13 +84,14 @@ class Config:
     evaluate_users: int = _setting(500, "whose held-out item is ranked; 0: none")
     save_every: int = _setting(50, "updates, and at the end; 0: only when interrupted")
     seed: int = _setting(0, "of parameters, batches and draws")
+    malloc: str = _setting("keep", "keep: freed memory stays for the next step; default: the C library decides")
     threads: int = _setting(0, "of torch; 0: as many as torch chooses")
     deterministic: bool = _setting(False, "the same bits in every run; an op that cannot is an error")
 
     def __post_init__(self) -> None:
         for name, known in (
             ("model", MODELS), ("size", SIZES), ("backend", BACKENDS), ("storage", STORAGES), ("order", ORDERS),
-            ("codegen", ("aten", "inductor")),
+            ("codegen", ("aten", "inductor")), ("malloc", ("keep", "default")),
         ):  # fmt: skip
             _one_of(name, getattr(self, name), known)
         for feature in self.features:
