@@ -22,16 +22,16 @@ from .compiled import Loss
 from .config import FEATURES, Config
 from .data import Batches, Histories
 from .evaluate import evaluate
-from .flops import gemm_peak, step_flops
+from .flops import gemm_peak, step_cost, step_flops
 from .folder import FORMAT, RunFolder
 from .interrupt import Interrupt
 from .memory import Peak, keep_freed
 from .optimizers import StochasticAdamW
-from .progress import Progress
+from .progress import Progress, Reading
 from .ranks import Ranks, joined
 
 # Between a run and what goes on with it.
-MAY_CHANGE = {"malloc", "steps", "evaluate_every", "evaluate_users", "save_every"}
+MAY_CHANGE = {"cache", "malloc", "steps", "evaluate_every", "evaluate_users", "save_every"}
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,9 @@ class Run:
         self.gemm = gemm_peak()
         self.histories = self._histories()
         self.batches = Batches(
-            self.histories, config.batch, config.max_len, config.seed, config.batch_order, ranks.rank, ranks.count
-        )
+            self.histories, config.batch, config.max_len, config.seed, config.batch_order, ranks.rank, ranks.count,
+            long=config.long, cost=step_cost(config),
+        )  # fmt: skip
         self._build(self.histories.catalogue)
         self.saved = turbogr.Checkpoints(folder.checkpoints, keep=2)
         self.state: dict[str, Any] = {
@@ -123,7 +124,8 @@ class Run:
 
     def _histories(self) -> Histories:
         if self.ranks.first:  # may have to write them
-            found = build.histories(self.config, self.folder.path / "data")
+            tell = Reading(shown=not self.quiet)
+            found = build.histories(self.config, self.folder.path / "data", tell)
             self.folder.write("problems.json", found.problems.to_json())
         self.ranks.meet()
         return found if self.ranks.first else build.histories(self.config, self.folder.path / "data")
