@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ from .flops import gemm_peak, step_cost, step_flops
 from .folder import FORMAT, RunFolder
 from .interrupt import Interrupt
 from .memory import Peak, keep_freed
+from .needs import GIB, available, needs, problems
 from .optimizers import StochasticAdamW
 from .progress import Progress, Reading
 from .ranks import Ranks, joined
@@ -96,6 +98,7 @@ class Run:
             self.histories, config.batch, config.max_len, config.seed, config.batch_order, ranks.rank, ranks.count,
             long=config.long, cost=step_cost(config),
         )  # fmt: skip
+        self._check_memory()
         self._build(self.histories.catalogue)
         self.saved = turbogr.Checkpoints(folder.checkpoints, keep=2)
         self.state: dict[str, Any] = {
@@ -121,6 +124,13 @@ class Run:
                     f"the run in {self.folder.path} has {name} {old[name]!r}, and {new[name]!r} is asked for: a run "
                     f"goes on as it began; only {', '.join(sorted(MAY_CHANGE))} may change"
                 )
+
+    def _check_memory(self) -> None:
+        """Before it is too late, and aloud: a run that cannot fit ends in the middle of its first step."""
+        found, has = needs(self.config, self.histories.catalogue, self.ranks.count), available()
+        self._say(f"needs about {found.memory / GIB:.2f} GiB of memory ('turbogr plan' says what for)")
+        for problem in problems(found, has, shutil.disk_usage(self.folder.path).free):
+            self._say(problem)
 
     def _histories(self) -> Histories:
         if self.ranks.first:  # may have to write them

@@ -62,12 +62,20 @@ def eager_estimate(config: Config, catalogue: int) -> int:
     from .build import parameters_of, recommender
 
     with torch.device("meta"):
-        model = recommender(config, catalogue)
+        count = parameters_of(recommender(config, catalogue))
+    return state_bytes(config, count["dense"], count["tables"]) + eager_activations(config)
+
+
+def eager_activations(config: Config) -> int:
+    """What autograd keeps for one padded batch; a table has no part in it."""
+    from .build import recommender
+
+    with torch.device("meta"):
+        model = recommender(config, 2)
         table: Any = model.items.weight
         storage.store(model, config.storage, {table})
         ids = torch.zeros(config.batch, config.max_len, dtype=torch.int64)
-    count = parameters_of(model)
-    return state_bytes(config, count["dense"], count["tables"]) + kept_by_autograd(model, ids, ids.clone())
+    return kept_by_autograd(model, ids, ids.clone())
 
 
 def keep_freed() -> bool:
