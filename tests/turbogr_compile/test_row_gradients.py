@@ -215,7 +215,7 @@ def test_what_cannot_have_gradients_of_rows_says_so():
     (model.items(ids()).sum() + model.items.weight.sum()).backward()
     with pytest.raises(TurbogrError, match="has a gradient of its own"):
         rows.step()
-    with pytest.raises(OptionError, match=r"row_gradients\(model\) first"):
+    with pytest.raises(OptionError, match=r"shard\(model, plan\) first, or row_gradients\(model\)"):
         turbogr.RowWiseAdagrad(Model())
 
 
