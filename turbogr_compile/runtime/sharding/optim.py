@@ -38,7 +38,7 @@ class RowOptimizer(torch.optim.Optimizer):
         given = [tables] if isinstance(tables, nn.Module) else list(tables)
         found = [t for m in given for t in (sharded_tables(m) if isinstance(m, nn.Module) else [m])]
         if not found or not all(isinstance(t, ShardedEmbedding | OwnEmbedding) for t in found):
-            text = "for tables whose gradients are rows, and got none: shard(model, plan) first, or row_gradients(model)"
+            text = "for tables with gradients of rows, and got none: shard(model, plan) first, or row_gradients(model)"
             raise OptionError(f"{type(self).__name__} is {text}")
         for name, value in defaults.items():
             if isinstance(value, (int, float)) and value < 0:
