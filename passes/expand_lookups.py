@@ -12,6 +12,9 @@ beside the next one: rows have then missed one update, which changes results (do
 
 Ids that are drawn in the step are not known before it. `expand-lookups{draws=true}` has them drawn before, with the
 seeds of `offload-sampling`: other numbers of the same distribution.
+
+A table of one process whose gradients are rows has nobody to ask: its lookups become embeddings in `own_table`, whose
+gradient row-gradients takes out of the backward graph.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from ..runtime.sharding.table import Table, table_of
 from ..runtime.worker import in_turn
 from .common.cut import Cut, Part
 from .common.draws import Held, is_draw
+from .common.own import own_lookups, see_tables
 
 aten, c10d, ops = torch.ops.aten, torch.ops._c10d_functional, torch.ops.turbogr
 _HINT = "compute ids from the batch alone; expand-lookups{draws=true} draws those that are drawn before the step"
@@ -73,9 +77,11 @@ class ExpandLookups(Pass):
             raise PipelineError("expand-lookups{staleness=1} fetches rows ahead: leave out ahead=false")
 
     def concerns(self, graph: fx.Graph) -> bool:
-        return bool(_lookups(graph))
+        return bool(_lookups(graph) or own_lookups(graph))
 
     def run(self, graph: fx.Graph, ctx: Context) -> None:
+        if see_tables(graph, ctx) and not _lookups(graph):
+            return
         drawn = _draw_before(graph) if self.draws else []
         if drawn:
             text = (

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
+from ..errors import OptionError
+from ..files import make_private, obstacle
 from .config import Config
 from .data import Histories, generate, open_histories
 from .models import LAYERS, Recommender
@@ -32,13 +37,31 @@ def parameters_of(model: nn.Module) -> dict[str, int]:
     return {"dense": sum(every.values()) - tables, "tables": tables}
 
 
-def histories(config: Config, folder: Path) -> Histories:
-    """Those that the settings name; generated ones are written into `folder` once, others are kept there as read."""
+def cache_of(config: Config) -> Path:
+    """Where data that were read stay, for all runs: one that is named, or the user's own."""
+    if config.cache:
+        return Path(config.cache)
+    if named := os.environ.get("TURBOGR_CACHE_DIR"):
+        return Path(named).expanduser().absolute() / "data"
+    shared = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(shared) if os.path.isabs(shared) else Path.home() / ".cache") / "turbogr" / "data"
+
+
+def histories(config: Config, folder: Path, tell: Callable[[int, int], None] = lambda read, total: None) -> Histories:
+    """Those that the settings name; generated ones are written into `folder`, others are read once for all runs."""
+    chosen: dict[str, Any] = {"keep": config.keep or None, "min_length": config.min_length}
     if config.data != "generated":
-        return open_histories(config.data, cache=folder)
+        cache = cache_of(config)
+        try:
+            make_private(cache)
+        except OSError as error:
+            raise OptionError(f"{cache} cannot be made ({error.strerror}): name another folder with --cache") from error
+        if not config.cache and (reason := obstacle(cache)):
+            raise OptionError(f"data cannot be kept: {reason}; name another folder with --cache")
+        return open_histories(config.data, cache=cache, tell=tell, **chosen)
     if not folder.exists():
         partial = folder.with_name(f".{folder.name}.partial")  # a killed run leaves all of the files or none
         shutil.rmtree(partial, ignore_errors=True)
         generate(partial, users=config.users, items=config.items, mean_length=config.mean_length, seed=config.seed)
         partial.rename(folder)
-    return open_histories(folder)
+    return open_histories(folder, **chosen)

@@ -58,6 +58,22 @@ def train(options: argparse.Namespace) -> tuple[dict[str, Any], str, bool]:
     return data, text if os.environ.get("RANK", "0") == "0" else "", interrupted
 
 
+def plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """What the run would need, as data and as text; data are read, nothing is allocated."""
+    import tempfile
+
+    from . import build, needs
+    from .progress import Reading
+
+    config = settings_of(options)
+    with tempfile.TemporaryDirectory() as folder:  # generated data, which nobody keeps
+        catalogue = build.histories(config, Path(folder) / "data", Reading(shown=not options.quiet)).catalogue
+    found, has = needs.needs(config, catalogue, options.ranks), needs.available()
+    data = {"catalogue": catalogue, "ranks": options.ranks, "memory": found.memory, "available": has,
+            "always": dict(found.always), "moments": dict(found.moments), "disk": found.disk}  # fmt: skip
+    return data, f"{catalogue:,} items\n{needs.text_of(found, has, options.out)}"
+
+
 def again(options: argparse.Namespace) -> str:
     return shlex.join(["turbogr", "train", "--out", str(options.out), "--resume"])
 

@@ -17,6 +17,7 @@ LARGEST = 1 << 53  # of whole numbers: those beyond it are not told apart as num
 MODELS = ("hstu", "sasrec", "fuxi")
 BACKENDS = ("turbogr", "eager", "inductor")
 STORAGES = ("fp32", "bf16")
+LONG = ("last", "random", "chunks")
 ORDERS = ("shuffled", "bucketed", "balanced", "window")
 FEATURES = {
     "offload": "negatives are drawn one batch ahead, from other generators: the same distribution",
@@ -62,11 +63,16 @@ class Config:
     temperature: float = _setting(0.1, "that logits are divided by")
 
     data: str = _setting("generated", "folder with KuaiRand or MovieLens files, or 'generated'")
+    cache: str = _setting("", "folder for data that were read, for all runs; by default in the user's cache")
     users: int = _setting(500, "of generated data")
     items: int = _setting(500, "of generated data")
     mean_length: float = _setting(24.0, "of generated histories")
+    keep: str = _setting("", "what counts: all, clicks, long_views or likes; by default as the kind of data does")
+    min_length: int = _setting(3, "interactions; users with fewer are left out")
+    long: str = _setting("last", "of histories beyond max_len: last, random (a stretch) or chunks (all, once an epoch)")
     batch: int = _setting(16, "histories in a batch, for each rank")
     order: str = _setting("shuffled", "of batches: shuffled, bucketed, balanced or window")
+    cost: str = _setting("flops", "that balanced and window even out: flops (length and its square) or tokens")
 
     steps: int = _setting(100, "updates")
     accumulate: int = _setting(1, "batches whose gradients are averaged for one update")
@@ -84,18 +90,21 @@ class Config:
     evaluate_users: int = _setting(500, "whose held-out item is ranked; 0: none")
     save_every: int = _setting(50, "updates, and at the end; 0: only when interrupted")
     seed: int = _setting(0, "of parameters, batches and draws")
+    malloc: str = _setting("keep", "keep: freed memory stays for the next step; default: the C library decides")
     threads: int = _setting(0, "of torch; 0: as many as torch chooses")
     deterministic: bool = _setting(False, "the same bits in every run; an op that cannot is an error")
 
     def __post_init__(self) -> None:
         for name, known in (
             ("model", MODELS), ("size", SIZES), ("backend", BACKENDS), ("storage", STORAGES), ("order", ORDERS),
-            ("codegen", ("aten", "inductor")),
+            ("codegen", ("aten", "inductor")), ("malloc", ("keep", "default")), ("long", LONG),
+            ("cost", ("flops", "tokens")),
         ):  # fmt: skip
             _one_of(name, getattr(self, name), known)
         for feature in self.features:
             _one_of("features", feature, FEATURES)
-        for name in ("dim", "heads", "layers", "negatives", "buckets", "batch", "steps", "accumulate", "users"):
+        for name in ("dim", "heads", "layers", "negatives", "buckets", "batch", "steps", "accumulate", "users",
+                     "min_length"):  # fmt: skip
             _at_least(name, getattr(self, name), 1)
         for name in ("evaluate_every", "evaluate_users", "save_every", "seed", "threads", "warmup", "lr", "table_lr",
                      "weight_decay", "dropout"):  # fmt: skip

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import torch
 
+from ..runtime.balance import Cost
 from .config import Config
 
 LINEAR = {"hstu": 5, "sasrec": 12, "fuxi": 12}  # squares of the width, in weights of a layer
@@ -27,6 +28,15 @@ def step_flops(config: Config, lengths: np.ndarray) -> float:
     """Of forward and backward; the last item of each history is predicted and predicts nothing."""
     positions = np.maximum(np.asarray(lengths, dtype=np.float64) - 1, 0)
     return 3 * forward_flops(config, positions.sum(), (positions * (positions + 1) / 2).sum())
+
+
+def step_cost(config: Config) -> Cost:
+    """Of a history by its length, for balancing: what all positions are multiplied with, and pairs of them."""
+    if config.cost == "tokens":
+        return Cost()
+    one, two = (3 * forward_flops(config, n, n * (n + 1) / 2) for n in (1, 2))
+    quadratic = (two - 2 * one) / 2
+    return Cost(linear=one - quadratic, quadratic=quadratic)
 
 
 def gemm_peak(size: int = 1024, seconds: float = 0.3) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,15 +23,17 @@ from .compiled import Loss
 from .config import FEATURES, Config
 from .data import Batches, Histories
 from .evaluate import evaluate
-from .flops import gemm_peak, step_flops
+from .flops import gemm_peak, step_cost, step_flops
 from .folder import FORMAT, RunFolder
 from .interrupt import Interrupt
-from .memory import Peak
-from .optimizers import StochasticAdamW, TouchedRowsAdagrad
-from .progress import Progress
+from .memory import Peak, keep_freed
+from .needs import GIB, available, needs, problems
+from .optimizers import StochasticAdamW
+from .progress import Progress, Reading
 from .ranks import Ranks, joined
 
-MAY_CHANGE = {"steps", "evaluate_every", "evaluate_users", "save_every"}  # between a run and what goes on with it
+# Between a run and what goes on with it.
+MAY_CHANGE = {"cache", "malloc", "steps", "evaluate_every", "evaluate_users", "save_every"}
 
 
 @dataclass(frozen=True)
@@ -86,12 +89,16 @@ class Run:
     def __init__(self, config: Config, folder: RunFolder, ranks: Ranks, resume: bool, quiet: bool) -> None:
         self.config, self.folder, self.ranks, self.quiet = config, folder, ranks, quiet
         self._check(resume)
+        if config.malloc == "keep" and keep_freed():
+            self._say("malloc keeps what is freed for the next step (--malloc default: the C library decides)")
         self.peak = Peak()
         self.gemm = gemm_peak()
         self.histories = self._histories()
         self.batches = Batches(
-            self.histories, config.batch, config.max_len, config.seed, config.batch_order, ranks.rank, ranks.count
-        )
+            self.histories, config.batch, config.max_len, config.seed, config.batch_order, ranks.rank, ranks.count,
+            long=config.long, cost=step_cost(config),
+        )  # fmt: skip
+        self._check_memory()
         self._build(self.histories.catalogue)
         self.saved = turbogr.Checkpoints(folder.checkpoints, keep=2)
         self.state: dict[str, Any] = {
@@ -118,9 +125,17 @@ class Run:
                     f"goes on as it began; only {', '.join(sorted(MAY_CHANGE))} may change"
                 )
 
+    def _check_memory(self) -> None:
+        """Before it is too late, and aloud: a run that cannot fit ends in the middle of its first step."""
+        found, has = needs(self.config, self.histories.catalogue, self.ranks.count), available()
+        self._say(f"needs about {found.memory / GIB:.2f} GiB of memory ('turbogr plan' says what for)")
+        for problem in problems(found, has, shutil.disk_usage(self.folder.path).free):
+            self._say(problem)
+
     def _histories(self) -> Histories:
         if self.ranks.first:  # may have to write them
-            found = build.histories(self.config, self.folder.path / "data")
+            tell = Reading(shown=not self.quiet)
+            found = build.histories(self.config, self.folder.path / "data", tell)
             self.folder.write("problems.json", found.problems.to_json())
         self.ranks.meet()
         return found if self.ranks.first else build.histories(self.config, self.folder.path / "data")
@@ -135,9 +150,9 @@ class Run:
         if self.ranks.several:
             placed = turbogr.plan(self.model, tables={"items": turbogr.RowWise(), "positions": turbogr.Replicated()})
             turbogr.shard(self.model, placed)
-            self.tables: Any = turbogr.RowWiseAdagrad(self.model, lr=config.table_lr)
         else:
-            self.tables = TouchedRowsAdagrad([table], lr=config.table_lr)
+            turbogr.row_gradients(self.model, ["items"])
+        self.tables = turbogr.RowWiseAdagrad(self.model, lr=config.table_lr)
         storage.store(self.model, config.storage, {table})
         dense = [p for p in self.model.parameters() if p is not table]
         if config.storage == "bf16":
@@ -215,6 +230,8 @@ class Run:
                 epoch, place = divmod(taken + micro, len(self.batches))
                 loss = loss * self.batches.weight(place, epoch)
             loss.backward()
+            if config.accumulate > 1:
+                self.tables.merge()  # rows that several batches name are kept once
             lengths = (batch["ids"] != 0).sum(1)
             figures += torch.tensor([loss.item(), float(lengths.sum()), step_flops(config, lengths.numpy())])
         self._update(step)
@@ -250,7 +267,7 @@ class Run:
         self.model.eval()
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                items = self.model.items(torch.arange(1, self.histories.catalogue + 1))
+                items = self._items()
                 found = evaluate(
                     lambda ids, times: self.scores(ids, times, items),
                     self.batches.evaluation(self.config.evaluate_users), add_up=self.ranks.add_up,
@@ -262,6 +279,13 @@ class Run:
         shown.evaluated(line)
         if self.done < self.config.steps:
             self._say(f"step {self.done}: {shown.quality.strip()} of {found.count} users")
+
+    def _items(self) -> Tensor:
+        """Rows of all items; no copy of them where this process has the table."""
+        if self.ranks.several:
+            return self.model.items(torch.arange(1, self.histories.catalogue + 1))
+        table: Any = self.model.items.weight
+        return table.detach()[1:]
 
     # --- figures -------------------------------------------------------------------------------------
 

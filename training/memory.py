@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 
 from . import storage
 from .config import Config
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt
+LARGEST = 1 << 30  # what a step allocates at once is kept; tables are not
 
 
 class Peak:
@@ -49,8 +53,8 @@ def kept_by_autograd(model: nn.Module, ids: Tensor, times: Tensor) -> int:
 
 
 def state_bytes(config: Config, dense: int, tables: int) -> int:
-    """Parameters, gradients and moments: of AdamW for dense ones, a number per row for tables."""
-    return dense * 4 * (4 if config.storage == "fp32" else 2) + tables * 4 * 2 + tables // config.dim * 4
+    """Parameters, gradients and moments: AdamW's for dense ones, a number per row for tables with gradients of rows."""
+    return dense * 4 * (4 if config.storage == "fp32" else 2) + tables * 4 + tables // config.dim * 4
 
 
 def eager_estimate(config: Config, catalogue: int) -> int:
@@ -58,9 +62,30 @@ def eager_estimate(config: Config, catalogue: int) -> int:
     from .build import parameters_of, recommender
 
     with torch.device("meta"):
-        model = recommender(config, catalogue)
+        count = parameters_of(recommender(config, catalogue))
+    return state_bytes(config, count["dense"], count["tables"]) + eager_activations(config)
+
+
+def eager_activations(config: Config) -> int:
+    """What autograd keeps for one padded batch; a table has no part in it."""
+    from .build import recommender
+
+    with torch.device("meta"):
+        model = recommender(config, 2)
         table: Any = model.items.weight
         storage.store(model, config.storage, {table})
         ids = torch.zeros(config.batch, config.max_len, dtype=torch.int64)
-    count = parameters_of(model)
-    return state_bytes(config, count["dense"], count["tables"]) + kept_by_autograd(model, ids, ids.clone())
+    return kept_by_autograd(model, ids, ids.clone())
+
+
+def keep_freed() -> bool:
+    """Ask the C library to keep memory that is freed for the next step; whether it could be asked.
+
+    By default glibc gives every large tensor back to the system, and each page that a step writes to is fetched, and
+    filled with zeros, again.
+    """
+    try:
+        library = ctypes.CDLL(None)
+        return bool(library.mallopt(M_MMAP_THRESHOLD, LARGEST) and library.mallopt(M_TRIM_THRESHOLD, LARGEST))
+    except (OSError, AttributeError):
+        return False

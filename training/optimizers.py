@@ -1,4 +1,4 @@
-"""Optimizers that torch does not have: rows of tables by their dense gradient, and AdamW on bf16 storage."""
+"""AdamW on bf16 storage. Optimizers of rows are turbogr's own."""
 
 from __future__ import annotations
 
@@ -10,35 +10,6 @@ import torch
 from torch import Tensor, nn
 
 CHUNK = 1 << 20  # numbers that are widened at a time
-
-
-class TouchedRowsAdagrad(torch.optim.Optimizer):
-    """Row-wise Adagrad for tables whose gradient is dense: rows with a gradient change, the others stay as they are.
-
-    One number of state for each row: the sum of the mean squares of its gradients. Finding the rows reads the gradient
-    once; the update reads and writes only them. `turbogr_compile.RowWiseAdagrad` is the same for sharded tables.
-    """
-
-    def __init__(self, tables: Iterable[nn.Parameter], lr: float = 1e-2, eps: float = 1e-10) -> None:
-        super().__init__(tables, {"lr": lr, "eps": eps})
-        for group in self.param_groups:
-            for p in group["params"]:
-                self.state[p]["sum"] = p.new_zeros(p.shape[0])
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                rows = (p.grad != 0).any(1).nonzero().squeeze(1)
-                gradient, total = p.grad.index_select(0, rows), self.state[p]["sum"]
-                sums = total.index_select(0, rows) + gradient.square().mean(1)
-                total.index_copy_(0, rows, sums)
-                change = gradient / sums.sqrt().add_(group["eps"]).unsqueeze(1)
-                p.index_copy_(0, rows, p.index_select(0, rows).sub_(change, alpha=group["lr"]))
-        return loss
 
 
 class StochasticAdamW(torch.optim.Optimizer):

@@ -49,6 +49,22 @@ class Progress:
             self._bar[0].stop()
 
 
+class Reading:
+    """How far reading data is, now and then; nothing where it takes no time."""
+
+    def __init__(self, stream: TextIO | None = None, shown: bool = True) -> None:
+        self.stream, self._shown = stream or sys.stderr, shown
+        self._began = self._said = time.monotonic()
+
+    def __call__(self, read: int, total: int) -> None:
+        now = time.monotonic()
+        if self._shown and now - self._said >= SECONDS and read:
+            self._said = now
+            left = (now - self._began) * (total - read) / read
+            self.stream.write(f"reading data: {read / total:.0%} of {total / 1e9:.2f} GB, {left:,.0f} s left\n")
+            self.stream.flush()
+
+
 def _bar(steps: int, done: int) -> tuple[Any, Any] | None:
     if importlib.util.find_spec("rich") is None:
         return None

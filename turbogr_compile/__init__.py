@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         RowWiseAdagrad,
         TableWise,
         average_gradients,
+        row_gradients,
         shard,
     )
     from .runtime.sharding.plan import plan
@@ -87,7 +88,7 @@ _FROM = {
     "runtime.random_state": "random_state",
     "runtime.ranks.watch": "RanksLost watch_ranks",
     "runtime.sharding": "ColumnWise Hierarchical LazyAdam Replicated RowAdagrad RowSGD RowWise RowWiseAdagrad "
-    "TableWise average_gradients shard",
+    "TableWise average_gradients row_gradients shard",
     "runtime.sharding.plan": "plan",
     "runtime.statistics": "RunStatistics statistics",
     "show.recording": "Recording",
@@ -102,7 +103,7 @@ __all__ = [
     "RanksLost", "Recording", "Remark", "RemarkKind", "Repeat", "Replicated", "Report", "Role", "RowAdagrad", "RowSGD",
     "RowWise", "RowWiseAdagrad", "Rule", "RuleError", "RuleSet", "RunStatistics", "Step", "TableWise", "TargetError",
     "TurbogrError", "VerifyError", "ahead", "average_gradients", "compile", "explain", "known", "plan", "random_state",
-    "register", "replay", "row_op", "rule", "seed", "shard", "statistics", "watch_ranks",
+    "register", "replay", "row_gradients", "row_op", "rule", "seed", "shard", "statistics", "watch_ranks",
 ]  # fmt: skip
 
 

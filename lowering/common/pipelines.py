@@ -6,4 +6,4 @@ PACKING = (
     "remove-noops, fold-views, pack-rows, expand-lookups, fold-masks, eliminate-common, simplify-masks, "
     "recognize-activations"
 )
-SCHEDULE = "bucket-collectives, overlap"
+SCHEDULE = "row-gradients, bucket-collectives, overlap"

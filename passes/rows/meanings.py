@@ -34,8 +34,8 @@ from .reading import AGAIN, Reader
 
 # Never recomputed outside of the graph: too much work for the sake of knowing rows.
 _HEAVY = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "layer_norm",
-          "scaled_dot_product_attention", "embedding", "turbogr::sharded_lookup", "turbogr::left_rows",
-          "convolution"}  # fmt: skip
+          "scaled_dot_product_attention", "embedding", "turbogr::sharded_lookup", "turbogr::own_lookup",
+          "turbogr::left_rows", "convolution"}  # fmt: skip
 
 _SAME_NUMBERS = {*COPIES, "_to_copy", "to", "type_as"}
 _NAN = "nan"  # which does not equal itself

@@ -23,7 +23,13 @@ from turbogr_compile.kernels.recurrence import CELLS
 
 ops = torch.ops.turbogr
 # Ops that need tables of their own or ranks, that torch's own ops are made for, or that answer with an error by design.
-ELSEWHERE = {"sharded_lookup", "sharded_push", "fetch_rows", "keep_rows", "keep_sent", "stale_rows", "grouped_mm"}
+ELSEWHERE = {"sharded_lookup", "sharded_push", "fetch_rows", "keep_rows", "keep_sent", "stale_rows", "grouped_mm"} | {
+    "own_lookup",
+    "own_keep",
+    "own_keep_dense",
+    "own_keep_scores",
+    "own_table",
+}
 ELSEWHERE |= {"leave_rows", "left_rows"}
 OPS = sorted(set(CONTRACTS) - ELSEWHERE)
 SIZES = (0, 1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 33, 40, 65)

@@ -39,7 +39,7 @@ ORDER = st.sampled_from(sorted(ORDERS))
 @settings(max_examples=150, deadline=None)
 @given(
     lengths=LENGTHS, order=ORDER, batch=st.integers(1, 3), world=st.integers(1, 3), hold_out=st.integers(0, 2),
-    max_len=st.integers(2, 24), seed=st.integers(0, 99), long=st.sampled_from(["recent", "random"]),
+    max_len=st.integers(2, 24), seed=st.integers(0, 99), long=st.sampled_from(["last", "random", "chunks"]),
 )  # fmt: skip
 def test_an_epoch(
     lengths: list[int], order: str, batch: int, world: int, hold_out: int, max_len: int, seed: int, long: str
@@ -55,7 +55,9 @@ def test_an_epoch(
             Batches(histories, **options)
         return
     ranks = [Batches(histories, rank=rank, **options) for rank in range(world)]
-    assert {len(of) for of in ranks} == {len(trained) // (batch * world)}
+    if long != "chunks":
+        assert {len(of) for of in ranks} == {len(trained) // (batch * world)}
+    predicted: set[tuple[int, int]] = set()
     seen: list[int] = []
     for number, step in enumerate(zip(*ranks, strict=True)):
         assert np.mean([of.weight(number, 0) for of in ranks]) == pytest.approx(1)
@@ -66,21 +68,30 @@ def test_an_epoch(
             for user, ids, times in zip(users.tolist(), one["ids"], one["times"], strict=True):
                 items, when = histories.of(user)
                 valid = int((ids != 0).sum())
-                assert valid == min(len(items) - hold_out, max_len)
+                assert long == "chunks" or valid == min(len(items) - hold_out, max_len)
                 assert not ids[valid:].any() and not times[valid:].any()  # pads are on the right
                 at = int(ids[0] - items[0])
                 assert at + valid <= len(items) - hold_out
                 np.testing.assert_array_equal(ids[:valid], items[at : at + valid])
                 np.testing.assert_array_equal(times[:valid], when[at : at + valid])
-                assert long == "random" or at + valid == len(items) - hold_out
+                assert long != "last" or at + valid == len(items) - hold_out
+                clicks = {(user, click) for click in range(at + 1, at + valid)}
+                assert clicks and predicted.isdisjoint(clicks)  # none is predicted twice
+                predicted |= clicks
             seen += users.tolist()
+    assert {of.epoch for of in ranks} == {1}
+    if long == "chunks":
+        every = {(user, click) for user in trained for click in range(1, lengths[user] - hold_out)}
+        # Where chunks of two clicks alone do not fill the last step, some are left.
+        assert len(every - predicted) in (0, len(every) % (batch * world))
+        return
     assert len(seen) == len(set(seen)) == len(ranks[0]) * batch * world and set(seen) <= set(trained)
     assert {of.epoch for of in ranks} == {1}
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    order=ORDER, seed=st.integers(0, 9), before=st.integers(0, 40), long=st.sampled_from(["recent", "random"]),
+    order=ORDER, seed=st.integers(0, 9), before=st.integers(0, 40), long=st.sampled_from(["last", "random", "chunks"]),
     world=st.integers(1, 2),
 )  # fmt: skip
 def test_resume_is_exact(order: str, seed: int, before: int, long: str, world: int) -> None:
@@ -204,7 +215,7 @@ def test_evaluation(lengths: list[int], batch: int, world: int, count: int | Non
     ("wrong", "message"),
     [
         ({"order": "shuffle"}, "did you mean 'shuffled'"),
-        ({"long": "old"}, "recent, random"),
+        ({"long": "old"}, "last, random, chunks"),
         ({"layout": "padding"}, "did you mean 'padded'"),
         ({"rank": 2, "world": 2}, "rank 2 is not one of 2"),
         ({"batch": 0}, "batch must be at least 1"),

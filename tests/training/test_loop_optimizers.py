@@ -1,4 +1,4 @@
-"""Optimizers: touched rows only; bf16 storage that is right on average and the same every time."""
+"""Optimizers: bf16 storage that is right on average and the same every time."""
 
 from __future__ import annotations
 
@@ -6,34 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from turbogr_compile.training.optimizers import StochasticAdamW, TouchedRowsAdagrad, round_by_chance
-
-
-def test_rows_that_were_not_touched_stay():
-    table = nn.Parameter(torch.randn(6, 4))
-    before, optimizer = table.detach().clone(), TouchedRowsAdagrad([table], lr=0.1)
-    total = torch.zeros(6)
-    for rows in ([1, 4], [4]):
-        table.grad = torch.zeros(6, 4)
-        table.grad[rows] = torch.randn(len(rows), 4)
-        total += table.grad.square().mean(1)
-        wanted = table.detach() - 0.1 * table.grad / (total.sqrt() + 1e-10)[:, None]
-        optimizer.step()
-        torch.testing.assert_close(table.detach(), torch.where(table.grad != 0, wanted, before))
-        assert torch.equal(table.detach()[[0, 2, 3, 5]], before[[0, 2, 3, 5]])
-        before = table.detach().clone()
-    torch.testing.assert_close(optimizer.state[table]["sum"], total)
-
-
-def test_rows_state_resumes():
-    table = nn.Parameter(torch.randn(3, 2))
-    optimizer = TouchedRowsAdagrad([table])
-    table.grad = torch.ones(3, 2)
-    optimizer.step()
-    other = TouchedRowsAdagrad([nn.Parameter(torch.randn(3, 2))])
-    other.load_state_dict(optimizer.state_dict())
-    (state,) = other.state.values()
-    assert torch.equal(state["sum"], torch.ones(3))
+from turbogr_compile.training.optimizers import StochasticAdamW, round_by_chance
 
 
 def test_rounding_is_right_on_average():

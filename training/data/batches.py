@@ -10,6 +10,7 @@ Every batch can be had by its number, at(epoch, step): nothing depends on what w
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,10 +20,10 @@ from torch import Tensor
 
 from ...errors import OptionError, did_you_mean
 from ...runtime.balance import Cost
+from . import windows
 from .histories import Histories
 from .orders import Order
 
-LONG = ("recent", "random")
 LAYOUTS = ("padded", "jagged")
 _EVALUATED = 1 << 32  # epochs stay below: users of an evaluation are drawn apart from those of training
 
@@ -33,7 +34,8 @@ class Batches:
     order     shuffled; bucketed (similar lengths meet); balanced (ranks get equal work, steps keep their users);
               window (several steps are balanced together, which changes who meets in a step)
     hold_out  so many of the last items of each user are never in a training batch
-    long      of a user with more than max_len items: the most recent ones, or a random stretch, another each epoch
+    long      of a user with more than max_len items: the last ones, a random stretch, another each epoch, or all of
+              them in chunks, each of which is a sample of its own (windows.py)
     layout    padded: ids and times (batch, max_len), zeros on the right; jagged: the same rows without the zeros,
               ids and times (tokens,), and offsets (batch + 1,)
     cost      of a sequence, for balancing; by default its length
@@ -49,7 +51,7 @@ class Batches:
         rank: int = 0,
         world: int = 1,
         hold_out: int = 1,
-        long: str = "recent",
+        long: str = "last",
         layout: str = "padded",
         cost: Cost | None = None,
     ) -> None:
@@ -59,12 +61,14 @@ class Batches:
         self.epoch = self.step = 0
         self._check()
         trained = np.maximum(histories.lengths - hold_out, 0)
-        self._users = np.flatnonzero(trained >= 2)  # one item predicts nothing
-        self._lengths = np.minimum(trained[self._users], max_len)
-        self._order = Order(order, self._lengths, batch, world, seed, cost or Cost())
+        users = np.flatnonzero(trained >= 2)  # one item predicts nothing
+        cut = windows.chunks(users, trained[users], max_len, batch * world) if long == "chunks" else None
+        self._users, self._starts, self._lengths = cut or windows.last(users, trained[users], max_len)
+        self.cost = cost or Cost()
+        self._order = Order(order, self._lengths, batch, world, seed, self.cost)
         if not len(self):
             raise OptionError(
-                f"{len(self._users)} users with 2 items to train on do not fill a step of {world} ranks with {batch} "
+                f"{len(users)} users with 2 items to train on do not fill a step of {world} ranks with {batch} "
                 "each: take a smaller batch, or more users"
             )
 
@@ -74,7 +78,7 @@ class Batches:
                 raise OptionError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if not 0 <= self.rank < self.world:
             raise OptionError(f"rank {self.rank} is not one of {self.world}")
-        for name, known in (("long", LONG), ("layout", LAYOUTS)):
+        for name, known in (("long", windows.WAYS), ("layout", LAYOUTS)):
             given = getattr(self, name)
             if given not in known:
                 raise OptionError(f"{name}={given!r}: one of {', '.join(known)}{did_you_mean(given, known)}")
@@ -101,15 +105,17 @@ class Batches:
 
     def at(self, epoch: int, step: int) -> dict[str, Tensor]:
         """The batch of any step; where this one is stays as it is."""
-        users = self.users(epoch, step)
-        rows = [self._trained(user, epoch) for user in users.tolist()]
+        rows = [self._trained(sample, epoch) for sample in self._samples(epoch, step).tolist()]
         return _jagged(rows) if self.layout == "jagged" else _padded(rows, self.max_len)
 
     def users(self, epoch: int, step: int) -> np.ndarray:
         """Of this rank in a step: their places in the histories."""
+        return self._users[self._samples(epoch, step)]
+
+    def _samples(self, epoch: int, step: int) -> np.ndarray:
         if not 0 <= step < len(self):
             raise OptionError(f"step {step} is not one of the {len(self)} of an epoch")
-        return self._users[self._order.step(epoch, step)[self.rank]]
+        return self._order.step(epoch, step)[self.rank]
 
     @property
     def taken(self) -> int:
@@ -134,9 +140,9 @@ class Batches:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, mine in self._identity().items():
-            if state[name] != mine:
+            if (stored := state.get(name)) != mine:
                 raise OptionError(
-                    f"the state is of batches with {name}={state[name]}, and these have {mine}: the rest of the epoch "
+                    f"the state is of batches with {name}={stored}, and these have {mine}: the rest of the epoch "
                     "would not be the one that was interrupted"
                 )
         self.epoch, self.step = state["epoch"], state["step"]
@@ -145,17 +151,15 @@ class Batches:
         """What decides the order of batches; not the rank, whose states are all alike."""
         names = ("seed", "order", "batch", "max_len", "world", "hold_out", "long")
         interactions = len(self.histories.items)
-        return {**{name: getattr(self, name) for name in names}, "users": len(self._users), "items": interactions}
+        mine = {name: getattr(self, name) for name in names} | {"cost": list(dataclasses.astuple(self.cost))}
+        return {**mine, "users": len(self._users), "items": interactions}
 
-    def _trained(self, user: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        first, last = int(self.histories.offsets[user]), int(self.histories.offsets[user + 1]) - self.hold_out
-        spare = last - first - self.max_len
-        if spare > 0:
-            left_out = spare
-            if self.long == "random":
-                left_out = int(np.random.default_rng((self.seed, epoch, user)).integers(spare + 1))
-            first += left_out
-            last = first + self.max_len
+    def _trained(self, sample: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        user, left_out = int(self._users[sample]), int(self._starts[sample])
+        if self.long == "random" and left_out > 0:
+            left_out = int(np.random.default_rng((self.seed, epoch, user)).integers(left_out + 1))
+        first = int(self.histories.offsets[user]) + left_out
+        last = first + int(self._lengths[sample])
         return self.histories.items[first:last], self.histories.times[first:last]
 
     def evaluation(self, count: int | None = None) -> Iterator[dict[str, Tensor]]:

@@ -13,7 +13,9 @@ import json
 import shutil
 import tempfile
 import warnings
+import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +35,14 @@ FILES = (*(f"{name}.npy" for name in ARRAYS), "problems.json")
 SUMS = "sums.json"  # size and CRC of each of them
 GZIP_RATIO = 5  # of bytes after and before inflating, about
 
+BLOCKS, BLOCK = 16, 1 << 16  # of each file, that tell files of one name, size and time apart
+
 NewArray = Callable[[str, int, type], np.ndarray]
+Tell = Callable[[int, int], None]  # bytes of text that were read, and that there are, about
+
+
+def _untold(read: int, total: int) -> None:
+    pass
 
 
 def open_histories(
@@ -44,6 +53,7 @@ def open_histories(
     keep: str | None = None,
     standard_only: bool = False,
     chunk: int = CHUNK,
+    tell: Tell = _untold,
 ) -> Histories:
     """What users did, from a folder with KuaiRand's or MovieLens' files, or from one file.
 
@@ -51,7 +61,9 @@ def open_histories(
                    default), likes (4 and more)
     min_length     users with fewer interactions are left out
     standard_only  without KuaiRand's log of videos that were shown at random
-    cache          a folder: the first call leaves arrays in it, later ones map them into memory, until files change
+    cache          a folder: the first call leaves arrays in it, later ones map them into memory, until files change.
+                   One folder may serve any number of data sets
+    tell           is called with how many bytes of text were read and how many there are, about
     """
     if min_length < 1:
         raise OptionError(f"min_length must be at least 1, not {min_length}")
@@ -59,7 +71,7 @@ def open_histories(
     signal = known.keep(keep)
     if cache is None:
         with tempfile.TemporaryDirectory(prefix="turbogr-") as work:
-            return _read(known, files, signal, min_length, chunk, Path(work), _in_memory)
+            return _read(known, files, signal, min_length, chunk, Path(work), _in_memory, tell)
     folder = Path(cache) / f"histories-{_digest(known, files, signal, min_length)}"
     if folder.exists():
         try:
@@ -67,32 +79,40 @@ def open_histories(
         except (OSError, ValueError, DataError) as error:
             warnings.warn(f"a cache of histories is damaged and made anew: {error}", stacklevel=2)
             _discard(folder)
-    _fill(folder, known, files, signal, min_length, chunk)
+    _fill(folder, known, files, signal, min_length, chunk, tell)
     return _load(folder)
 
 
 def _read(
-    known: Format, files: list[Path], signal: Signal | None, min_length: int, chunk: int, work: Path, new: NewArray
-) -> Histories:
+    known: Format, files: list[Path], signal: Signal | None, min_length: int, chunk: int, work: Path, new: NewArray,
+    tell: Tell,
+) -> Histories:  # fmt: skip
     layouts = [known.layout(path) for path in files]  # before any work: a missing column stops here
     problems = Problems()
-    parts = Parts(work, 1 + _rows_about(known, files) // PART)
+    total = sum(map(_text_of, files))
+    parts = Parts(work, 1 + total // known.row_bytes // PART)
+    before = 0
     try:
         for path, layout in zip(files, layouts, strict=True):
-            _read_file(path, layout, known, signal, chunk, parts, problems)
+            _read_file(path, layout, known, signal, chunk, parts, problems, partial(_tell_of, tell, before, total))
+            before += _text_of(path)
     finally:
         parts.close()
     return _gathered(parts, known.per_second, min_length, problems, work, new, files)
 
 
 def _read_file(
-    path: Path, layout: Layout, known: Format, signal: Signal | None, size: int, parts: Parts, problems: Problems
-) -> None:
+    path: Path, layout: Layout, known: Format, signal: Signal | None, size: int, parts: Parts, problems: Problems,
+    tell: Callable[[int], None],
+) -> None:  # fmt: skip
+    read = 0
     at = None if signal is None else [column.name for column in layout.columns].index(signal.column)
     for chunk in chunks_of(path, size):
         text, line = chunk.text, chunk.line
         if line == 1 and known.has_header:
             text, line = text.partition(b"\n")[2], 2
+        read += len(text)
+        tell(read)
         parsed = parse(text, layout)
         problems.rows += parsed.lines
         users, items, times, *_ = parsed.values
@@ -163,9 +183,13 @@ def _in_memory(name: str, size: int, dtype: type) -> np.ndarray:
     return np.empty(size, dtype=dtype)
 
 
-def _rows_about(known: Format, files: list[Path]) -> int:
-    size = sum(path.stat().st_size * (GZIP_RATIO if path.suffix == ".gz" else 1) for path in files)
-    return size // known.row_bytes
+def _text_of(path: Path) -> int:
+    """Bytes of a file's text; a guess where it is compressed."""
+    return path.stat().st_size * (GZIP_RATIO if path.suffix == ".gz" else 1)
+
+
+def _tell_of(tell: Tell, before: int, total: int, read: int) -> None:
+    tell(min(before + read, total), total)
 
 
 def _digest(known: Format, files: list[Path], signal: Signal | None, min_length: int) -> str:
@@ -173,11 +197,23 @@ def _digest(known: Format, files: list[Path], signal: Signal | None, min_length:
     facts = [CACHE_FORMAT, known.kind, str(signal), min_length]
     for path in files:
         status = path.stat()
-        facts += [path.name, status.st_size, status.st_mtime_ns]
+        facts += [path.name, status.st_size, status.st_mtime_ns, _sampled(path, status.st_size)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def _fill(folder: Path, known: Format, files: list[Path], signal: Signal | None, min_length: int, chunk: int) -> None:
+def _sampled(path: Path, size: int) -> int:
+    """Of blocks all over a file: data sets that share a cache may share names, sizes and times of their files."""
+    found = 0
+    with path.open("rb") as file:
+        for i in range(BLOCKS):
+            file.seek(max(0, size - BLOCK) * i // (BLOCKS - 1))
+            found = zlib.crc32(file.read(BLOCK), found)
+    return found
+
+
+def _fill(
+    folder: Path, known: Format, files: list[Path], signal: Signal | None, min_length: int, chunk: int, tell: Tell
+) -> None:
     """Written beside, then renamed: others see all of it or nothing."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".histories-", dir=folder.parent))
@@ -189,7 +225,7 @@ def _fill(folder: Path, known: Format, files: list[Path], signal: Signal | None,
             reserve(path)
             return array
 
-        histories = _read(known, files, signal, min_length, chunk, work, mapped)
+        histories = _read(known, files, signal, min_length, chunk, work, mapped, tell)
         for name in ARRAYS:
             getattr(histories, name).flush()
         histories.problems.write(work / "problems.json")

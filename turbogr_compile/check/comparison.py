@@ -15,7 +15,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from .. import _torch
 from ..graph.provenance import line_of
 from ..graph.text import type_text
 from ..runtime.prologue import Unprovable
+from .row_gradients import gathered_in, journals_kept, receipts_of
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 SLACK = 32.0
@@ -63,6 +64,7 @@ class Comparison:
         (output,) = graph.find_nodes(op="output")
         self.outputs = [_describe(i, n) for i, n in enumerate(_listed(output.args[0]))]
         self.compared = [not _is_left(n) for n in _listed(output.args[0])]
+        self.receipts = receipts_of(graph)
 
     def differences(self, inputs: Sequence[Any], *, made_up: bool = False) -> list[str]:
         """What differs, in words; empty when nothing does. Raises Unprovable where the rewritten graph refuses.
@@ -84,12 +86,13 @@ class Comparison:
                 raise
             except Exception as error:
                 return [f"it raised {type(error).__name__}: {error}"]
+            expected, actual = _with_zeros(expected, actual), _with_zeros(actual, expected)
             wrong = [i for i, (a, b) in enumerate(zip(expected, actual, strict=True)) if not agree(a.value, b.value)]
             if made_up and not all(_is_finite(r.value) for r in expected if not r.derived):
                 wrong = [i for i in wrong if not expected[i].derived]
                 if not wrong:
                     raise NotComparable("its outputs are not finite")
-            noise = self._noise(expected, inputs) if wrong else []
+            noise = self._noise(expected, inputs, seeded) if wrong else []
         apart = {i: distance(expected[i].value, actual[i].value) for i in wrong}
         found = [i for i in wrong if not apart[i] <= SLACK * noise[i]]
         found.sort(key=lambda i: (expected[i].derived, -_relative(expected[i].value, apart[i])))
@@ -115,11 +118,12 @@ class Comparison:
             return partial(_raise, error)
         return lambda *given: self.rewritten(*given, *added)
 
-    def _noise(self, expected: list[Result], inputs: Sequence[Any]) -> list[float]:
-        """What rounding does to each result of the captured graph."""
+    def _noise(self, expected: list[Result], inputs: Sequence[Any], seeded: torch.Tensor) -> list[float]:
+        """What rounding does to each result of the captured graph, which draws what it drew."""
         worst = [0.0] * len(expected)
         for seed in range(SHAKES):
-            shaken = self._results(_Shaken(self.captured, inputs, seed).run, inputs)
+            torch.set_rng_state(seeded)
+            shaken = _with_zeros(self._results(_Shaken(self.captured, inputs, seed).run, inputs), expected)
             worst = [max(w, distance(a.value, b.value)) for w, a, b in zip(worst, expected, shaken, strict=True)]
         return worst
 
@@ -135,7 +139,8 @@ class Comparison:
             Result(f"what is left in input {n}", x)
             for n, x, w in zip(self.names, passed, self.written, strict=True) if w
         ]  # fmt: skip
-        gradients = _gradients([v.value for v in values], leaves) if differentiable else {}
+        with journals_kept(self.receipts.values()):
+            gradients = _gradients([v.value for v in values], leaves, self.receipts) if differentiable else {}
         plain = [Result(v.what, v.value.detach() if isinstance(v.value, torch.Tensor) else v.value) for v in values]
         return plain + [Result(f"the gradient of {self.names[i]}", g, derived=True) for i, g in gradients.items()]
 
@@ -186,15 +191,23 @@ def _unseen() -> AbstractContextManager[Any]:
     return torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda x: x)
 
 
-def _gradients(values: list[Any], leaves: list[Any]) -> dict[int, torch.Tensor]:
-    """By position of the input; what no output depends on has a gradient of zero."""
+def _with_zeros(results: list[Result], others: list[Result]) -> list[Result]:
+    """No gradient is one of zeros, which takes memory only where the others have one: tables are large."""
+    return [
+        replace(r, value=torch.zeros_like(o.value)) if r.derived and r.value is None and o.value is not None else r
+        for r, o in zip(results, others, strict=True)
+    ]
+
+
+def _gradients(values: list[Any], leaves: list[Any], receipts: dict[int, int]) -> dict[int, torch.Tensor | None]:
+    """By position of the input; None for what no output depends on."""
     wanted = {i: x for i, x in enumerate(leaves) if _requires_grad(x)}
     sources = {i: x for i, x in enumerate(values) if _requires_grad(x)}
     found: Sequence[torch.Tensor | None] = [None] * len(wanted)
     if wanted and sources:
         seeds = [_cotangent(i, x) for i, x in sources.items()]
         found = torch.autograd.grad(list(sources.values()), list(wanted.values()), seeds, allow_unused=True)
-    return {i: torch.zeros_like(x) if g is None else g for (i, x), g in zip(wanted.items(), found, strict=True)}
+    return dict(zip(wanted, gathered_in(found, list(wanted), receipts), strict=True))
 
 
 def _cotangent(seed: int, output: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from torch import fx
 
 from .. import _torch
 from ..runtime.prologue import KEY, Call, Unprovable, providers, supply
+from .row_gradients import gathered_in, journals_kept, receipts_of
 
 SLACK = 8.0  # how much larger the error may become
 
@@ -117,7 +118,11 @@ def evaluate(owner: fx.GraphModule, graph: fx.Graph, inputs: Sequence[Any], doub
     grads: tuple[Any, ...] = ()
     if sources and wanted:
         seeds = [_seed(o) for o in sources]
-        grads = torch.autograd.grad(sources, wanted, seeds, allow_unused=True)
+        receipts = receipts_of(graph)
+        places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.requires_grad]
+        with journals_kept(receipts.values()):
+            found = torch.autograd.grad(sources, wanted, seeds, allow_unused=True)
+            grads = tuple(gathered_in(found, places, receipts))
     return [o.detach() if isinstance(o, torch.Tensor) else o for o in outputs] + list(grads)
 
 

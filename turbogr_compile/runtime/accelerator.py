@@ -1,4 +1,4 @@
-"""The accelerator of this machine. A build of torch knows one that need not be there: the package index's default does."""
+"""The accelerator of this machine: the package index's default build of torch knows one that need not be there."""
 
 from __future__ import annotations
 

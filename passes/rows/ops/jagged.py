@@ -1,4 +1,4 @@
-"""Rows that the model itself packs: fbgemm's jagged ops, and lookups in sharded tables."""
+"""Rows that the model itself packs: fbgemm's jagged ops, and lookups in tables whose gradients are rows."""
 
 from __future__ import annotations
 
@@ -69,8 +69,16 @@ def _lookup_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     return e.again(n, ids=e.packed(ids, chosen))
 
 
+def _own_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
+    ids: Any = n.args[2]
+    e.note_lookup(ids, shape(n.args[0])[0])
+    return e.again(n, ids=e.packed(ids, chosen))
+
+
 row_op("fbgemm::jagged_to_padded_dense", models=("values", "offsets", "max_lengths", "padding_value"),
        axes=_padded, zeros=_padded_zeros)  # fmt: skip
 row_op("fbgemm::dense_to_jagged", models=("dense", "x_offsets", "total_L"), axes=_to_jagged)
 row_op("turbogr::sharded_lookup", models=("shard", "receipts", "ids", "table"),
        axes=_lookup, mixes=_lookup_mixes, packed=_lookup_packed)  # fmt: skip
+row_op("turbogr::own_lookup", models=("weight", "receipts", "ids", "table"),
+       axes=_lookup, mixes=_lookup_mixes, packed=_own_packed)  # fmt: skip

@@ -17,7 +17,7 @@ from .embedding import ShardedEmbedding
 from .layout import Layout
 from .mesh import Ranks
 from .placements import Hierarchical, Placement, Replicated
-from .plan import Plan, Planned, unsuited
+from .plan import Plan, Planned, tied, unsuited
 from .table import Table
 
 Init = Callable[[Tensor, torch.Generator], Any]
@@ -70,9 +70,7 @@ def _check(model: nn.Module, name: str, module: Any, planned: Planned) -> None:
     if not reason and (module.num_embeddings, module.embedding_dim) != (planned.rows, planned.width):
         reason = "it has another size than in the plan"
     if not reason:
-        names = [n for n, p in model.named_parameters(remove_duplicate=False) if p is module.weight]
-        others = [n for n in names if n != f"{name}.weight"]
-        reason = f"its weight is also {', '.join(others)}: a tied table must be whole" if others else ""
+        reason = tied(model, name)
     if reason:
         raise TurbogrError(f"table {name!r} cannot be sharded: {reason}. Or leave it Replicated in the plan")
 

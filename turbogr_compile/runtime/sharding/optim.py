@@ -23,9 +23,12 @@ from torch import Tensor, nn
 from ...errors import OptionError, TurbogrError
 from . import state as states
 from .embedding import ShardedEmbedding
+from .own import OwnEmbedding
 from .table import RowGradient, sharded_tables
 
 Tables = nn.Module | Iterable[nn.Module]
+Tabled = ShardedEmbedding | OwnEmbedding
+CHUNK = 1 << 17  # numbers of rows that are updated at a time
 
 
 class RowOptimizer(torch.optim.Optimizer):
@@ -34,8 +37,9 @@ class RowOptimizer(torch.optim.Optimizer):
     def __init__(self, tables: Tables, defaults: dict[str, Any]) -> None:
         given = [tables] if isinstance(tables, nn.Module) else list(tables)
         found = [t for m in given for t in (sharded_tables(m) if isinstance(m, nn.Module) else [m])]
-        if not found or not all(isinstance(t, ShardedEmbedding) for t in found):
-            raise OptionError(f"{type(self).__name__} is for sharded tables, and got none: shard(model, plan) first")
+        if not found or not all(isinstance(t, ShardedEmbedding | OwnEmbedding) for t in found):
+            text = "for tables with gradients of rows, and got none: shard(model, plan) first, or row_gradients(model)"
+            raise OptionError(f"{type(self).__name__} is {text}")
         for name, value in defaults.items():
             if isinstance(value, (int, float)) and value < 0:
                 raise OptionError(f"{type(self).__name__}: {name} must not be negative, got {value}")
@@ -48,7 +52,7 @@ class RowOptimizer(torch.optim.Optimizer):
             self.check(t)
             self.state[t.receipts] = {"step": 0, **self.begin(t.shard)}
 
-    def check(self, table: ShardedEmbedding) -> None:
+    def check(self, table: Tabled) -> None:
         """Raises where this optimizer cannot take a table."""
 
     def begin(self, shard: Tensor) -> dict[str, Tensor]:
@@ -78,15 +82,22 @@ class RowOptimizer(torch.optim.Optimizer):
         return loss
 
     def _apply(self, shard: Tensor, state: dict[str, Any], group: dict[str, Any], found: RowGradient) -> None:
+        """So many rows at a time that all that is done to them happens in cache."""
         kept = {key: value for key, value in state.items() if key != "step"}
-        rows = shard.index_select(0, found.rows)
-        parts = {key: value.index_select(0, found.rows) for key, value in kept.items()}
-        wide = torch.float32 if rows.dtype in (torch.float16, torch.bfloat16) else rows.dtype
-        working = rows.to(wide)
-        self.update(working, found.values.to(wide), parts, state["step"], group)
-        shard.index_copy_(0, found.rows, working.to(shard.dtype))
-        for key, value in kept.items():
-            value.index_copy_(0, found.rows, parts[key])
+        wide = torch.float32 if shard.dtype in (torch.float16, torch.bfloat16) else shard.dtype
+        some = max(1, CHUNK // max(shard.shape[1], 1))
+        for names, values in zip(found.rows.split(some), found.values.split(some), strict=True):
+            working = shard.index_select(0, names).to(wide)
+            parts = {key: value.index_select(0, names) for key, value in kept.items()}
+            self.update(working, values.to(wide), parts, state["step"], group)
+            shard.index_copy_(0, names, working.to(shard.dtype))
+            for key, value in kept.items():
+                value.index_copy_(0, names, parts[key])
+
+    def merge(self) -> None:
+        """Between backwards of one step: gradients of rows that several have become one, in their memory too."""
+        for table in self.tables.values():
+            table.receipts.grad = table.table.merge(table.receipts.grad)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for table in self.tables.values():
@@ -128,12 +139,12 @@ class RowOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group.update(state_dict["options"])
 
-    def _trained(self) -> list[ShardedEmbedding]:
+    def _trained(self) -> list[Tabled]:
         for table in self.tables.values():
             table.table.settle()
         return [self.tables[id(r)] for group in self.param_groups for r in group["params"]]
 
-    def _tensors(self, table: ShardedEmbedding) -> dict[str, Tensor]:
+    def _tensors(self, table: Tabled) -> dict[str, Tensor]:
         return {k: v for k, v in self.state[table.receipts].items() if k != "step"}
 
 
@@ -172,7 +183,7 @@ class RowWiseAdagrad(RowOptimizer):
     def __init__(self, tables: Tables, lr: float = 1e-2, eps: float = 1e-10) -> None:
         super().__init__(tables, {"lr": lr, "eps": eps})
 
-    def check(self, table: ShardedEmbedding) -> None:
+    def check(self, table: Tabled) -> None:
         if table.table.layout.pieces > 1:
             raise OptionError(
                 f"RowWiseAdagrad needs whole rows, and no rank has those of table {table.name!r}, which is ColumnWise: "

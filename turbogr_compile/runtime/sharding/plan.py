@@ -169,5 +169,13 @@ def unsuited(module: nn.Module) -> str:
     return ""
 
 
+def tied(model: nn.Module, name: str) -> str:
+    """Where else the weight of a table is; '' for nowhere."""
+    weight = model.get_submodule(name).weight
+    names = [n for n, p in model.named_parameters(remove_duplicate=False) if p is weight]
+    others = [n for n in names if n != f"{name}.weight"]
+    return f"its weight is also {', '.join(others)}: a tied table must be whole" if others else ""
+
+
 def _listed(names: Mapping[str, Any]) -> str:
     return ", ".join(names) or "none"

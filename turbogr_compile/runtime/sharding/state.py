@@ -30,7 +30,7 @@ def saved(table: Table, mesh: Any, shard: Tensor, key: str) -> dict[str, Any]:
 
 def _global(table: Table, mesh: Any, shard: Tensor) -> Tensor:
     layout, valid = table.layout, _valid(table, shard)
-    if isinstance(layout.placement, TableWise):
+    if isinstance(layout.placement, TableWise) or table.group is None:
         return valid
     from torch.distributed.tensor import DTensor, Replicate, Shard
 

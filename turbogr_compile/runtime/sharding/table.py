@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,14 +25,14 @@ from .delays import Staleness
 from .layout import Layout
 
 ops = torch.ops.turbogr
-SLOTS = 256  # gradients of one table that may wait for a step
+SLOTS = 1024  # gradients of one table that may wait for a step
 # Outweighs the slot: two runs whose gradients are compared within rounding get other slots, and agree.
 _WEIGHT = float(2**20)
 _NUMBERS = itertools.count()
 
 
 class RowGradient(NamedTuple):
-    """Rows of a shard, ascending and each once, and the gradient of each."""
+    """Rows of a shard, each once, and the gradient of each; ascending where ranks exchange them."""
 
     rows: Tensor
     values: Tensor
@@ -59,7 +59,7 @@ class Table:
 
     name: str
     layout: Layout
-    group: Any  # the ranks that share the table
+    group: Any  # the ranks that share the table; None where it is this process's own
     ahead: Any  # the same ranks, for exchanges that run beside the step
     replicas: Any = None  # the ranks that have the same rows as this one; None for no others
     scale: float = 1.0  # of gradients: one over the number of ranks where losses are means
@@ -80,7 +80,7 @@ class Table:
 
     @property
     def rank(self) -> int:
-        return dist.get_rank(self.group)
+        return dist.get_rank(self.group) if self.group is not None else 0
 
     @property
     def shard(self) -> Tensor:
@@ -115,6 +115,13 @@ class Table:
         """What has gathered for a step, summed over all ranks; the journal is empty afterwards. None for nothing."""
         return self._total(self._counted(receipts), shard)
 
+    def merge(self, receipts: Tensor | None) -> Tensor | None:
+        """Receipts for what has gathered, as one gradient with each row once: for steps of many backwards."""
+        if len(self.journal) < 2 or any(k.way for k in self.journal.values()):
+            return receipts
+        found = self._summed([(k.rows, k.values) for k in self._counted(receipts)])
+        return None if found is None else self.put(*found)
+
     def update(self, receipts: Tensor | None, shard: Tensor, apply: Callable[[RowGradient], None]) -> None:
         """Apply what `take` gives; later, beside the next step, where the rows were fetched ahead of theirs."""
         self.settle()  # the update before, which is due: ranks find out in the same step that one failed
@@ -143,13 +150,20 @@ class Table:
             apply(found)
         self.applied += 1
 
+    def counted(self, receipts: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows and gradients that receipts stand for; they stay where they are."""
+        return ((k.rows, k.values) for k in self._standing_for(receipts))
+
     def _counted(self, receipts: Tensor | None) -> list[Kept]:
-        kept, self.journal = self.journal, {}
+        kept = list(self._standing_for(receipts))
+        self.journal = {}
+        return kept
+
+    def _standing_for(self, receipts: Tensor | None) -> Iterator[Kept]:
         counts = receipts.tolist() if receipts is not None else [0.0] * SLOTS
-        return [
-            k if counts[slot] == 1 else k._replace(values=k.values * counts[slot])
-            for slot, k in kept.items() if counts[slot]
-        ]  # fmt: skip
+        for slot, k in self.journal.items():
+            if counts[slot]:
+                yield k if counts[slot] == 1 else k._replace(values=k.values * counts[slot])
 
     def _total(self, kept: Sequence[Kept], shard: Tensor) -> RowGradient | None:
         found = self._summed([self._arrived(k) for k in kept])
@@ -168,11 +182,42 @@ class Table:
         """In the order of parts, which is that of lookups and, within each, of ranks."""
         if not parts:
             return None
+        if self.group is None:
+            return _together(self.padding, parts)
         rows, values = (torch.cat(each) for each in zip(*parts, strict=True))
         if self.padding >= 0:
             trained = rows != self.padding
             rows, values = rows[trained], values[trained]
         return RowGradient(*ops.coalesce_rows(values, rows))
+
+
+def _together(padding: int, parts: Sequence[tuple[Tensor, Tensor]]) -> RowGradient:
+    """Of parts that name each row once: the others' gradients are added to those of the largest, where they are."""
+    largest = max(range(len(parts)), key=lambda i: parts[i][0].numel())
+    rows, values = parts[largest]
+    others = [part for i, part in enumerate(parts) if i != largest]
+    if others:
+        named, sums = ops.coalesce_rows(*(torch.cat(each) for each in zip(*((v, r) for r, v in others), strict=True)))
+        place, known = _places(rows, named)
+        at = place[known]
+        values.index_copy_(0, at, values.index_select(0, at).add_(sums[known]))
+        if not known.all():
+            rows, values = torch.cat([rows, named[~known]]), torch.cat([values, sums[~known]])
+    if padding >= 0:
+        trained = rows != padding
+        if not trained.all():
+            rows, values = rows[trained], values[trained]
+    return RowGradient(rows, values)
+
+
+def _places(rows: Tensor, named: Tensor) -> tuple[Tensor, Tensor]:
+    """Where among rows each named one is, and whether it is there."""
+    if not len(rows):
+        return torch.zeros_like(named), torch.zeros_like(named, dtype=torch.bool)
+    order = None if bool((rows[1:] > rows[:-1]).all()) else rows.argsort()
+    place = torch.searchsorted(rows, named, sorter=order).clamp_(max=len(rows) - 1)
+    place = place if order is None else order[place]
+    return place, rows[place] == named
 
 
 def _nothing(shard: Tensor) -> RowGradient:

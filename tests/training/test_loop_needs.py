@@ -1,0 +1,53 @@
+"""What a run will need, before it runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from turbogr_compile.commands import main
+from turbogr_compile.training import needs
+from turbogr_compile.training.config import Config
+from turbogr_compile.training.needs import GIB, Needs
+
+CATALOGUE = 32_000_000
+
+
+def needed(**settings) -> Needs:
+    return needs.needs(Config.read({"dim": 64, "heads": 2} | settings), CATALOGUE)
+
+
+def test_a_large_catalogue_is_its_table():
+    found = needed()
+    assert found.always["item table"] == (CATALOGUE + 1) * 64 * 4
+    assert found.largest == "item table" and 8 < found.memory / GIB < 16
+    assert found.disk == pytest.approx(3 * (CATALOGUE + 1) * 65 * 4, rel=0.01)
+    shared = needs.needs(Config.read({"dim": 64, "heads": 2, "evaluate_users": 0}), CATALOGUE, ranks=4)
+    assert shared.always["item table"] == pytest.approx(found.always["item table"] / 4, rel=1e-6)
+
+
+def test_long_histories_are_activations():
+    assert needed(evaluate_users=0, max_len=8192, batch=64, layers=8).largest == "activations and gradients of rows"
+    packed, eager = needed(evaluate_users=0, max_len=1024), needed(evaluate_users=0, max_len=1024, backend="eager")
+    assert eager.memory > packed.memory
+
+
+def test_what_does_not_fit_says_what_to_change():
+    found = needed(evaluate_users=0)
+    assert not needs.problems(found, 100 * GIB, 100 * GIB)
+    (memory,) = needs.problems(found, GIB, 100 * GIB)
+    assert memory.startswith("this does not fit: most is item table; try a smaller --dim")
+    assert needs.problems(found, None, GIB) == ["checkpoints do not fit: another --out, or --save-every 0"]
+    many = needed(batch=256)
+    assert "--evaluate-users 0" in needs.problems(many, GIB, 1000 * GIB)[0] and many.largest.startswith("scores")
+
+
+def test_the_command_plans_and_allocates_nothing(tmp_path, capsys):
+    flags = ["--users", "60", "--items", "50", "--mean-length", "8", "--out", str(tmp_path / "run"), "--quiet"]
+    assert main(["plan", *flags, "--ranks", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["catalogue"] <= 50 and found["ranks"] == 2 and found["memory"] > 0
+    assert main(["plan", *flags]) == 0
+    assert "GiB  item table" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
