@@ -79,7 +79,7 @@ class Contract:
 
 def has_data(x: torch.Tensor) -> bool:
     """False for fake tensors and other wrappers, whose values cannot be read."""
-    return type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta
+    return type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ and not x.is_meta
 
 
 def tensors(arguments: tuple[Any, ...]) -> Iterator[torch.Tensor]:

@@ -209,6 +209,18 @@ def test_offsets_have_one_number_at_least(of):
         attention(of, query_offsets=none, key_offsets=none)
 
 
+class Named(torch.Tensor):
+    """One of a subclass that leaves computing to torch."""
+
+
+@BOTH
+def test_entries_of_a_subclass_are_looked_at(of):
+    with pytest.raises(ValueError, match="offsets end at row 9"):
+        of.sequence_mm(numbers(4, 1, 2), numbers(1, 1, 2, 2), torch.tensor([0, 9]).as_subclass(Named))
+    with pytest.raises(IndexError, match="row 9"):
+        of.gather_rows(numbers(4, 2), torch.tensor([9]).as_subclass(Named))
+
+
 @BOTH
 def test_dtypes_are_tied(of):
     x, offsets = numbers(4, 2), torch.tensor([0, 4])
