@@ -34,6 +34,7 @@ COMMANDS: Registry[ModuleType] = Registry("command", "turbogr.commands", _load, 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 when a check failed or something was found, 2 when the command was wrong."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    _show_anything()
     try:
         if odd := next((word for word in given if "\0" in word), None):
             raise OptionError(f"no argument can hold a NUL, and {odd!r} does")
@@ -65,6 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 # What the file system says of a wrong argument; its other troubles are failures.
 _WRONG = (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError)
+
+
+def _show_anything() -> None:
+    """What a terminal has no letters for is shown by its number, as on stderr: names and files may hold any text."""
+    if getattr(sys.stdout, "errors", "") == "strict" and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _one_line(error: Exception) -> str:
