@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
-from ..files import read_json, replace_file
+from ..files import read_json, read_text, replace_file
 
 FORMAT = 1
 
@@ -50,7 +50,7 @@ class RunFolder:
     def lines(self, name: str) -> list[dict[str, Any]]:
         """All complete lines; a killed run may have left half of one."""
         path, found = self.path / name, []
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        for text in read_text(path, errors="replace").splitlines() if path.exists() else ():
             try:
                 line = json.loads(text)
             except (ValueError, RecursionError):

@@ -113,9 +113,9 @@ def reading(path: Path) -> Iterator[None]:
         raise Damaged(f"{path} is damaged, or of another version ({type(error).__name__}: {error})") from error
 
 
-def read_text(path: Path) -> str:
-    """A regular file of UTF-8; `Damaged` otherwise."""
-    with open(path, "rb") as file:
+def read_text(path: Path, errors: str = "strict") -> str:
+    """A regular file of UTF-8; `Damaged` otherwise, and of a pipe at once: nobody may ever write into it."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise Damaged(f"{path} is not a file")
@@ -123,7 +123,7 @@ def read_text(path: Path) -> str:
             raise Damaged(f"{path} has {found.st_size} bytes, which is more than turbogr writes")
         data = file.read()
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8", errors)
     except UnicodeDecodeError as error:
         raise Damaged(f"{path} is damaged: not UTF-8 at byte {error.start}") from None
 
@@ -134,7 +134,9 @@ def read_json(path: Path, kind: type | tuple[type, ...] = object) -> Any:
         found = json.loads(read_text(path))
     except RecursionError:
         raise Damaged(f"{path} is damaged: nested too deeply") from None
-    except json.JSONDecodeError as error:
+    except Damaged:
+        raise
+    except ValueError as error:  # of JSON, or of a number with too many digits
         raise Damaged(f"{path} is damaged: {error}") from None
     if not isinstance(found, kind):
         raise Damaged(f"{path} is damaged: it holds a {type(found).__name__}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
 
-from .source import SPACE, Writer
+from .source import LOCALS, SPACE, Refused, Writer
 from .words import REAL, Array, Distances, Entries, Rule
 
 
@@ -33,30 +34,35 @@ class Contract:
         self.op, names = found.name, [a.name for a in found.arguments]
         if unknown := set(self.arguments) - set(names):
             raise ValueError(f"{self.op}: the contract names {', '.join(sorted(unknown))}, and the schema does not")
-        if taken := set(names) & set(SPACE):
+        if taken := set(names) & (LOCALS | SPACE.keys()):
             raise ValueError(f"{self.op}: arguments of a checked op cannot be called {', '.join(sorted(taken))}")
         self.leading = next((names.index(name) for name, what in self.arguments.items() if _leads(what)), 0)
         self.optional = {a.name for a in found.arguments if str(a.type).startswith("Optional")}
         defaults = {a.name: a.default_value for a in found.arguments if a.has_default_value()}
-        signature = ", ".join(f"{name}=defaults[{name!r}]" if name in defaults else name for name in names)
+        signature = [f"{name}=defaults[{name!r}]" if name in defaults else name for name in names]
         self.source = {flavour: Writer(self, flavour).text(signature) for flavour in ("native", "known", "symbolic")}
-        space = {**SPACE, "defaults": defaults, "contract": self, "fail": self.fail}
         functions = []
         for flavour, text in self.source.items():
+            space = {**SPACE, "defaults": defaults, "fail": self.fail, "explain": self.explain}
+            if flavour != "symbolic":
+                space["unlike"] = operator.ne
             exec(compile(text, f"<contract of {self.op}, {flavour}>", "exec"), space)
             functions.append(space["check"])
-        self._native, self._check, self._symbolic = functions
+        self.before_kernel, self._check, self._symbolic = functions
 
     # Filled by `bind`. Of the leading argument is the dtype that is computed in: the first tensor of the contract that
     # is floating point, or may be.
     leading: int
-    _native: Callable[..., None]
+    before_kernel: Callable[..., None]  # of turbogr_check of a library, and the arguments
     _check: Callable[..., None]
     _symbolic: Callable[..., None]
 
-    def before_kernel(self, native: Any, *arguments: Any) -> None:
-        """Check everything; `native` is turbogr_check of a library."""
-        self._native(native, *arguments)
+    def explain(self, error: Exception, *arguments: Any) -> NoReturn:
+        """What the check before a kernel has refused, or could not ask for."""
+        self._check(None, *arguments)
+        if isinstance(error, Refused):
+            raise AssertionError(f"{self.op}: what the check before kernels refuses is in order") from error
+        raise error
 
     def check(self, *arguments: Any, **named: Any) -> None:
         """Check everything, entries by torch; sizes only where tensors have no data."""
@@ -70,17 +76,10 @@ class Contract:
     def fail(self, text: str, error: type[Exception] = ValueError) -> NoReturn:
         raise error(f"{self.op}: {text}")
 
-    def refused(self, native: Any, *checks: Any) -> None:
-        """Look at entries by torch, where there is no native check or it has refused them."""
-        for check in checks:
-            check.run(self.fail)
-        if native is not None:
-            raise AssertionError(f"{self.op}: the native check refuses entries that torch finds in order")
-
 
 def has_data(x: torch.Tensor) -> bool:
     """False for fake tensors and other wrappers, whose values cannot be read."""
-    return type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta
+    return type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ and not x.is_meta
 
 
 def tensors(arguments: tuple[Any, ...]) -> Iterator[torch.Tensor]:

@@ -1,10 +1,12 @@
 """What contracts say of the entries of tensors, looked at by torch: it explains what is wrong, and runs everywhere.
 
-Before a kernel, cpu/check.cpp looks first, in one pass; each check is FIELDS numbers there:
+Before a kernel, cpu/check.cpp looks first, in one pass; a check is some numbers there, of which the first is its kind:
 
-    RANGE      entries, number of entries, bytes of one, limit, whether to skip, what, offsets, number of offsets, -
-    ASCENDING  entries, number of entries, bytes of one, limit (-1: none), how much is asked, -, -, -, -
-    DISTANCES  query columns, key columns, query offsets, key offsets, number of offsets, limit, -, -, -
+    RANGE         entries, number of entries, bytes of one, limit
+    RANGE_BUT     the same; the number that may stand for none
+    RANGE_WITHIN  the same as of RANGE; offsets, number of offsets
+    ASCENDING     entries, number of entries, bytes of one, limit (-1: none), how much is asked
+    DISTANCES     query columns, key columns, query offsets, key offsets, number of offsets, limit
 """
 
 from __future__ import annotations
@@ -16,11 +18,15 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-FIELDS = 10
 LAST = (1 << 63) - 1
-RANGE, ASCENDING, DISTANCES = 1, 2, 3
+RANGE, RANGE_BUT, RANGE_WITHIN, ASCENDING, DISTANCES = 1, 2, 3, 4, 5
 
 Fail = Callable[..., NoReturn]
+
+
+def look(fail: Fail, *checks: Range | Ascending | Distances) -> None:
+    for check in checks:
+        check.run(fail)
 
 
 class Range(NamedTuple):
@@ -41,8 +47,9 @@ class Range(NamedTuple):
         if self.within is not None:
             start, stop = int(self.within[0]), int(self.within[-1])
             x = x[start:stop]
-        wrong = (x < 0) | (x > min(self.limit - 1, torch.iinfo(x.dtype).max))  # torch wraps a larger number
-        if self.but is not None:
+        kind = torch.iinfo(x.dtype)  # torch wraps a number that is none of the dtype's
+        wrong = (x < 0) | (x > min(self.limit - 1, kind.max))
+        if self.but is not None and kind.min <= self.but <= kind.max:
             wrong &= x != self.but
         if not bool(wrong.any()):
             return

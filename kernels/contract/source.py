@@ -4,44 +4,34 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import entries, said, sizes
+from . import entries, said, sizes, words
 from .sizes import Dim, Shape
-from .words import (
-    HALF,
-    INT64,
-    REAL,
-    Array,
-    As,
-    Ascending,
-    Distances,
-    Entries,
-    Flags,
-    Number,
-    Parts,
-    Range,
-    Rule,
-    Sizes,
-    Whole,
-    Word,
-)
+from .words import HALF, INT64, REAL, Array, As, Ascending, Parts, Range, Rule
 
 if TYPE_CHECKING:
     from .contract import Contract
 
+# Names in the source of a check that are neither arguments nor sizes.
+LOCALS = frozenset(("native", "s", "part", "size", "device", "checks", "error"))
 _WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+class Refused(Exception):
+    """By a check before a kernel, which does not say why."""
 
 
 class Writer:
     """One check. A name of a size is a local variable, None where it is not known.
 
-    Of the flavours, `native` runs in front of kernels of a CPU, which only strided tensors reach, and in every step: it
-    asks as little as it can. `known` has sizes that are numbers, `symbolic` looks at no entries.
+    Of the flavours, `native` runs before kernels, in every step: it asks as little as it can, and whatever does not
+    hold, or cannot be asked, is for `known` to explain, which runs where there is no kernel as well. `symbolic` looks
+    at no entries, and sizes need not be numbers.
     """
 
     def __init__(self, contract: Contract, flavour: str) -> None:
@@ -53,10 +43,9 @@ class Writer:
         self.kept: set[str] = set()  # arguments in one piece
         self.placed = False  # the device is known
 
-    def text(self, signature: str) -> str:
+    def text(self, signature: list[str]) -> str:
         contract = self.contract
         rules = [rule for rule in contract.rules if isinstance(rule, Rule)]
-        self.add(f"{' = '.join(sorted(self._names()))} = None" if self._names() else "pass")
         for rule in rules:
             if rule.first:
                 self.rule(rule)
@@ -65,12 +54,24 @@ class Writer:
         for rule in rules:
             if not rule.first:
                 self.rule(rule)
-        if self.known:
+        if self.native:
+            self.entries_natively()
+        elif self.known:
             self.entries()
-        return f"def check(native, {signature}):\n" + "\n".join(self.lines) + "\n"
+        unset = sorted(self._names() - (self.sure if self.known else set()))
+        self.lines.insert(0, f"    {' = '.join(unset)} = None" if unset else "    pass")
+        head = f"def check(native, {', '.join(signature)}):"
+        if not self.native:
+            return "\n".join([head, *self.lines, ""])
+        names = ", ".join(argument.partition("=")[0] for argument in signature)
+        explained = ["    except Exception as error:", f"        explain(error, {names})"]
+        return "\n".join([head, "    try:", *(f"    {line}" for line in self.lines), *explained, ""])
 
     def add(self, line: str) -> None:
         self.lines.append("    " * self.depth + line)
+
+    def refuse(self, test: str, said: str) -> None:
+        self.add(f"if {test}: {'raise Refused' if self.native else said}")
 
     def _names(self) -> set[str]:
         found: set[str] = set()
@@ -83,10 +84,10 @@ class Writer:
 
     def _used(self, rest: str) -> bool:
         """Whether anything but one tensor speaks of these sizes."""
-        words = [what.dims for what in self.contract.arguments.values() if isinstance(what, (Array, Parts))]
-        words += [what.entries.rows for what in self.contract.arguments.values() if _ascends(what)]
-        words += [rule.holds + rule.message for rule in self.contract.rules if isinstance(rule, Rule)]
-        return sum(rest in _WORD.findall(text) for text in words) > 1
+        texts = [what.dims for what in self.contract.arguments.values() if isinstance(what, (Array, Parts))]
+        texts += [what.entries.rows for what in self.contract.arguments.values() if _ascends(what)]
+        texts += [rule.holds + rule.message for rule in self.contract.rules if isinstance(rule, Rule)]
+        return sum(rest in _WORD.findall(text) for text in texts) > 1
 
     def when(self, names: list[str], condition: str) -> str:
         """The condition, where the sizes it speaks of are numbers."""
@@ -111,40 +112,66 @@ class Writer:
             self.sure = before
 
     def array(self, name: str, what: Array) -> None:
-        if name not in self.contract.optional:
-            self.add(f"if {name} is None: absent(fail, {name!r})")
+        """To a kernel torch hands strided tensors of a CPU; None has no dtype, and so fails."""
+        if name not in self.contract.optional and not (self.native and what.dtype):
+            self.refuse(f"{name} is None", f"absent(fail, {name!r})")
+        if not self.native:
+            self.refuse(f"{name}.layout is not strided", f"other_layout(fail, {name!r}, {name})")
+            if not what.anywhere:
+                self.device(name)
         self.dtype(name, what.dtype)
-        if not what.anywhere:
-            if self.native:
-                self.add(f"if not {name}.is_cpu: elsewhere(fail, {name!r}, {name}, cpu)")
-            elif self.placed:
-                self.add(f"if {name}.device != device: elsewhere(fail, {name!r}, {name}, device)")
-            else:
-                self.add(f"device = {name}.device")
-                self.placed = name not in self.contract.optional
-        self.sizes_of(name, Shape.parse(what.dims), what.dims)
+        self.sizes_of(name, Shape.parse(what.dims))
+
+    def device(self, name: str) -> None:
+        if self.placed:
+            self.refuse(f"{name}.device != device", f"elsewhere(fail, {name!r}, {name}, device)")
+        else:
+            self.add(f"device = {name}.device")
+            self.placed = name not in self.contract.optional
 
     def dtype(self, name: str, dtype: tuple[torch.dtype, ...] | As | None) -> None:
         if isinstance(dtype, As):
             wanted = f"WIDE.get({dtype.argument}.dtype)" if dtype.sums else f"{dtype.argument}.dtype"
-            self.add(f"if {name}.dtype is not {wanted}: other_dtype(fail, {name!r}, {name}, ({wanted},))")
+            self.refuse(f"{name}.dtype is not {wanted}", f"other_dtype(fail, {name!r}, {name}, ({wanted},))")
         elif dtype is not None:
             one, some = str(dtype[0]).removeprefix("torch."), _dtypes(dtype)
             test = f"{name}.dtype is not {one}" if len(dtype) == 1 else f"{name}.dtype not in {some}"
-            self.add(f"if {test}: other_dtype(fail, {name!r}, {name}, {some})")
-        if not self.native:
-            self.add(f"if {name}.layout is not strided: other_layout(fail, {name!r}, {name})")
+            self.refuse(test, f"other_dtype(fail, {name!r}, {name}, {some})")
 
-    def sizes_of(self, name: str, shape: Shape, dims: str) -> None:
+    def sizes_of(self, name: str, shape: Shape) -> None:
+        if self.native and (sizes := self._all_sure(shape)):
+            self.refuse(f"{name}.shape != {sizes}", "")
+            return
+        rest = shape.rest if shape.rest and self._used(shape.rest) else None
+        if shape.rest is not None and not shape.fixed and rest is None:
+            return
         self.add(f"s = {name}.shape")
-        test = f"len(s) != {shape.fixed}" if shape.rest is None else f"len(s) < {shape.fixed}"
-        self.add(f"if {test}: other_rank(fail, {name!r}, {name}, {shape.fixed}, {shape.rest is not None})")
+        if shape.fixed or shape.rest is None:
+            test = f"len(s) {'!=' if shape.rest is None else '<'} {shape.fixed}"
+            self.refuse(test, f"other_rank(fail, {name!r}, {name}, {shape.fixed}, {shape.rest is not None})")
         for place, word in shape.places():
             if word != "_":
                 self.size(name, place, word)
-        if shape.rest and self._used(shape.rest):
-            start, stop = len(shape.front), -len(shape.back) or None
-            self.rest(name, shape.rest, f"s[{start}:{'' if stop is None else stop}]")
+        if rest is not None:
+            start, stop = len(shape.front) or "", -len(shape.back) or ""
+            self.rest(name, rest, f"s[{start}:{stop}]" if shape.fixed else "s")
+
+    def _all_sure(self, shape: Shape) -> str:
+        """The whole shape, to be compared at once, where each size is known; or nothing."""
+        known = self.sure | set(self.contract.arguments)
+        if shape.rest is not None and shape.rest not in self.sure:
+            return ""
+        sizes = []
+        for word in [*shape.front, f"*{shape.rest}", *shape.back] if shape.rest else shape.front:
+            if not word.startswith("*") and not word.isdigit():
+                if word == "_":
+                    return ""
+                dim = Dim.parse(word)
+                if dim.one or not known.issuperset(dim.names):
+                    return ""
+                word = dim.text
+            sizes.append(word)
+        return f"({', '.join(sizes)},)" if sizes != [f"*{shape.rest}"] else f"{shape.rest}"
 
     def size(self, name: str, place: int, word: str) -> None:
         if word.isdigit():
@@ -167,7 +194,7 @@ class Writer:
         test = f"{size} != {value}" + (f" and {size} != 1" if one else "")
         plain = [] if self.known else [f"type({size}) is int"]
         test = self.when(names, " and ".join([*plain, test]))
-        self.add(f"if {test}: other_size(fail, {name!r}, {name}, {place}, {value}, {word!r})")
+        self.refuse(test, f"other_size(fail, {name!r}, {name}, {place}, {value}, {word!r})")
 
     def find(self, name: str, place: int, dim: Dim, word: str) -> None:
         """Set a size by that of a tensor."""
@@ -178,34 +205,37 @@ class Writer:
             self.depth += 1
         value = f"{size}{-dim.more:+d}" if dim.more else size
         if dim.factor:
-            self.add(f"if ({value}) % {dim.factor} != 0: {wrong}")
+            self.refuse(f"({value}) % {dim.factor} != 0", wrong)
             value = f"({value}) // {dim.factor}"
         self.add(f"{dim.name} = {value}")
         least = int(dim.name in self.contract.nonzero)
         if least or dim.more > 0:
-            self.add(f"if {dim.name} < {least}: {wrong}")
+            self.refuse(f"{dim.name} < {least}", wrong)
         if not self.known:
             self.depth -= 1
         self.sure.add(dim.name)
 
     def rest(self, name: str, rest: str, value: str) -> None:
         if rest in self.sure:
-            test = f"{value} != {rest}" if self.known else f"unlike({value}, {rest})"
-            self.add(f"if {test}: other_sizes(fail, {name!r}, {name}, {rest})")
+            self.refuse(f"unlike({value}, {rest})", f"other_sizes(fail, {name!r}, {name}, {rest})")
         else:
             self.add(f"{rest} = {value}")
             self.sure.add(rest)
 
     def parts(self, name: str, what: Parts) -> None:
-        self.add(f"if len({name}) != len({what.sizes}): other_number(fail, {name!r}, {name}, {what.sizes})")
+        self.refuse(f"len({name}) != len({what.sizes})", f"other_number(fail, {name!r}, {name}, {what.sizes})")
         self.add(f"for part, size in zip({name}, {what.sizes}):")
         self.depth += 1
-        self.array("part", Array(what.dims, As(what.like)))
-        test = "part.shape[-1] != size" if self.known else "unlike(part.shape[-1:], (size,))"
-        self.add(f"if {test}: other_size(fail, {name!r}, part, -1, size, 'its entry of {what.sizes}')")
+        if self.native:
+            self.sure.add("size")
+            self.array("part", Array(what.dims.replace("_", "size"), As(what.like)))
+        else:
+            self.array("part", Array(what.dims, As(what.like)))
+            wrong = f"other_size(fail, {name!r}, part, -1, size, 'its entry of {what.sizes}')"
+            self.refuse("unlike(part.shape[-1:], (size,))", wrong)
         self.depth -= 1
 
-    def number(self, name: str, what: Number) -> None:
+    def number(self, name: str, what: words.Number) -> None:
         tests = ["type({0}) in (int, float)"] if not self.known else []
         wrong = []
         if what.low is not None:
@@ -216,99 +246,119 @@ class Writer:
             wrong.append("{0} - {0} == 0.0")
         if wrong:
             test = " and ".join([*tests, f"not ({' and '.join(wrong)})"]).replace("{0}", name)
-            self.add(f"if {test}: other_number_of(fail, {name!r}, {name}, {what!r})")
+            self.refuse(test, f"other_number_of(fail, {name!r}, {name}, {what!r})")
 
-    def whole(self, name: str, what: Whole) -> None:
+    def whole(self, name: str, what: words.Whole) -> None:
         high = f"{what.below} - 1" if what.below else repr(what.high)
         plain = [] if self.known else [f"type({name}) is int"]
         test = self.when(
             [what.below] if what.below else [], " and ".join([*plain, f"not {what.low} <= {name} <= {high}"])
         )
-        self.add(f"if {test}: outside(fail, {name!r}, {name}, {what.low}, {high})")
+        self.refuse(test, f"outside(fail, {name!r}, {name}, {what.low}, {high})")
 
-    def word(self, name: str, what: Word) -> None:
-        self.add(f"if {name} not in {what.choices!r}: no_choice(fail, {name!r}, {name}, {what.choices!r})")
+    def word(self, name: str, what: words.Word) -> None:
+        self.refuse(f"{name} not in {what.choices!r}", f"no_choice(fail, {name!r}, {name}, {what.choices!r})")
 
-    def flags(self, name: str, what: Flags) -> None:
-        self.add(f"if len({name}) != {len(what.of)}: other_flags(fail, {name!r}, {name}, {what.of!r})")
+    def flags(self, name: str, what: words.Flags) -> None:
+        self.refuse(f"len({name}) != {len(what.of)}", f"other_flags(fail, {name!r}, {name}, {what.of!r})")
 
-    def sizes(self, name: str, what: Sizes) -> None:
+    def sizes(self, name: str, what: words.Sizes) -> None:
         plain = "" if self.known else f"all(type(size) is int for size in {name}) and "
-        self.add(f"if {plain}min({name}, default=-1) < 0: negative_sizes(fail, {name!r}, {name})")
+        self.refuse(f"{plain}min({name}, default=-1) < 0", f"negative_sizes(fail, {name!r}, {name})")
         test = self.when([what.total], f"{plain}sum({name}) != {what.total}")
-        self.add(f"if {test}: other_total(fail, {name!r}, {name}, {what.total})")
+        self.refuse(test, f"other_total(fail, {name!r}, {name}, {what.total})")
 
     def rule(self, rule: Rule) -> None:
         sizes = [word for word in dict.fromkeys(_WORD.findall(rule.holds)) if word in self._names()]
-        self.add(f"if {self.when(sizes, f'not ({rule.holds})')}: fail(f{rule.message!r})")
+        self.refuse(self.when(sizes, f"not ({rule.holds})"), f"fail(f{rule.message!r})")
 
     # --- entries ---
 
     def entries(self) -> None:
-        """A native call for the checks of entries; where it refuses, or there is none, torch looks and explains.
+        for needed, some in self._by_need(self.looked_at).items():
+            self.add(f"{f'if {needed} is not None: ' if needed else ''}look(fail, {', '.join(some)})")
 
-        Those that depend on an optional tensor have a call of their own.
-        """
-        checks: dict[str, list[tuple[str, str]]] = {}
+    def entries_natively(self) -> None:
+        """One native call, with what each check is about (as entries.py lists it) as numbers one behind the other."""
+        checks = self._by_need(self.numbers)
+        if not checks:
+            return
+        always = ", ".join(checks.pop("", []))
+        self.add(f"checks = {_packed(always)}")
+        for needed, some in checks.items():
+            self.add(f"if {needed} is not None: checks += {_packed(', '.join(some))}")
+        self.refuse(f"native(checks, {'len(checks)' if checks else 8 * _count(always)}) is not None", "")
+
+    def _by_need(self, of: Callable[..., str]) -> dict[str, list[str]]:
+        """What `of` makes of each thing that is said of entries, by the optional argument that it is about, or ""."""
+        found: dict[str, list[str]] = {}
         for name, what in self.contract.arguments.items():
             if isinstance(what, Array) and what.entries is not None:
-                key = name if name in self.contract.optional else ""
-                checks.setdefault(key, []).append(self.entries_of(name, what.entries))
+                found.setdefault(name if name in self.contract.optional else "", []).append(of(name, what.entries))
         for rule in self.contract.rules:
-            if isinstance(rule, Entries):
-                checks.setdefault(rule.table, []).append(self.entries_of(rule.argument, rule.what, rule.table))
-            elif isinstance(rule, Distances):
-                checks.setdefault(rule.table, []).append(self.distances(rule))
-        for needed, some in checks.items():
-            native, looked = zip(*some, strict=True)
-            given = f"{needed} is not None and " if needed else ""
-            call = f"native(packed[{len(some)}]({', '.join(native)}), {len(some)})"
-            if self.native:
-                self.add(f"if {given}{call} is not None: contract.refused(native, {', '.join(looked)})")
-            else:
-                self.add(f"{f'if {needed} is not None: ' if needed else ''}contract.refused(None, {', '.join(looked)})")
+            if isinstance(rule, words.Entries):
+                found.setdefault(rule.table, []).append(of(rule.argument, rule.what, rule.table))
+            elif isinstance(rule, words.Distances):
+                found.setdefault(rule.table, []).append(of(rule.queries, rule, rule.table))
+        return found
 
-    def plain(self, name: str) -> str:
-        """The argument in one piece, alive until the check has returned."""
+    def looked_at(self, name: str, what: Range | Ascending | words.Distances, table: str = "") -> str:
+        if isinstance(what, Ascending):
+            return f"entries.Ascending({name!r}, {name}, {what.rows or None}, {what.whole})"
+        if isinstance(what, words.Distances):
+            others = f"{what.keys}, {what.query_offsets}, {what.key_offsets}"
+            return f"entries.Distances({name}, {others}, {what.below}, {table!r})"
+        limit = what.below or repr(what.most)
+        limit = f"None if {limit} == 1 else {limit}" if what.or_one else limit
+        return (
+            f"entries.Range({name!r}, {name}, {limit}, {what.but or None}, {what.within or None}, {table!r}, "
+            f"{what.error.__name__})"
+        )
+
+    def numbers(self, name: str, what: Range | Ascending | words.Distances, table: str = "") -> str:
+        if isinstance(what, words.Distances):
+            pointers = [self.pointer(x) for x in (name, what.keys, what.query_offsets, what.key_offsets)]
+            return _listed(entries.DISTANCES, *pointers, self.count(what.query_offsets), what.below)
+        width = "8" if self.contract.arguments[name].dtype == INT64 else f"{name}.element_size()"
+        data = self.pointer(name), self.count(name), width
+        if isinstance(what, Ascending):
+            return _listed(entries.ASCENDING, *data, what.rows or -1, 2 if what.whole else 1 if what.rows else 0)
+        limit = what.below or repr(what.most)
+        limit = f"LAST if {limit} == 1 else {limit}" if what.or_one else limit
+        if what.but:
+            return _listed(entries.RANGE_BUT, *data, limit, what.but)
+        if what.within:
+            return _listed(entries.RANGE_WITHIN, *data, limit, self.pointer(what.within), self.count(what.within))
+        return _listed(entries.RANGE, *data, limit)
+
+    def pointer(self, name: str) -> str:
+        """Where an argument begins; in one piece, which is alive until the check has returned."""
+        if name in self.contract.optional:
+            return f"({name}_ := {name}.contiguous()).data_ptr()"
         if name not in self.kept:
             self.kept.add(name)
-            if not self.native:
-                return f"{name}_"
-            absent = f"None if {name} is None else " if name in self.contract.optional else ""
-            self.add(f"{name}_ = {absent}{name}.contiguous()")
-        return f"{name}_"
+            self.add(f"{name}_ = {name}.contiguous()")
+            self.add(f"{name}_at = {name}_.data_ptr()")
+        return f"{name}_at"
 
     def count(self, name: str) -> str:
         """Entries of an argument; the size of one that has a single size is known already."""
-        words = self.contract.arguments[name].dims.split()
-        if len(words) == 1 and words[0][0].isalpha() and Dim.parse(words[0]).name in self.sure:
-            return Dim.parse(words[0]).text
+        dims = self.contract.arguments[name].dims.split()
+        if len(dims) == 1 and dims[0][0].isalpha() and Dim.parse(dims[0]).name in self.sure:
+            return Dim.parse(dims[0]).text
         return f"{name}.numel()"
 
-    def entries_of(self, name: str, what: Range | Ascending, table: str = "") -> tuple[str, str]:
-        """Numbers of a native check (as entries.py lists them), and the one by torch."""
-        x, dtype = self.plain(name), self.contract.arguments[name].dtype
-        width = "8" if dtype == INT64 else f"{x}.element_size()"
-        data = f"{x}.data_ptr(), {self.count(name)}, {width}"
-        if isinstance(what, Ascending):
-            limit, mode = what.rows or "-1", 2 if what.whole else 1 if what.rows else 0
-            looked = f"entries.Ascending({name!r}, {name}, {what.rows or None}, {what.whole})"
-            return f"{entries.ASCENDING}, {data}, {limit}, {mode}, 0, 0, 0, 0", looked
-        limit = what.below or repr(what.most)
-        top = f"LAST if {limit} == 1 else {limit}" if what.or_one else limit
-        limit = f"None if {limit} == 1 else {limit}" if what.or_one else limit
-        skip = f"1, {what.but}" if what.but else "0, 0"
-        within = f"{self.plain(what.within)}.data_ptr(), {self.count(what.within)}" if what.within else "0, 0"
-        looked = (
-            f"{name!r}, {name}, {limit}, {what.but or None}, {what.within or None}, {table!r}, {what.error.__name__}"
-        )
-        return f"{entries.RANGE}, {data}, {top}, {skip}, {within}, 0", f"entries.Range({looked})"
 
-    def distances(self, rule: Distances) -> tuple[str, str]:
-        names = rule.queries, rule.keys, rule.query_offsets, rule.key_offsets
-        pointers = ", ".join(f"{self.plain(name)}.data_ptr()" for name in names)
-        looked = f"entries.Distances({', '.join(names)}, {rule.below}, {rule.table!r})"
-        return f"{entries.DISTANCES}, {pointers}, {self.count(rule.query_offsets)}, {rule.below}, 0, 0, 0", looked
+def _listed(*numbers: object) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _count(listed: str) -> int:
+    return listed.count(",") + bool(listed)
+
+
+def _packed(listed: str) -> str:
+    return f"packed[{_count(listed)}]({listed})"
 
 
 def _ascends(what: Any) -> bool:
@@ -323,7 +373,9 @@ SPACE: Mapping[str, Any] = {
     **{name: value for room in (said, sizes) for name, value in vars(room).items() if isinstance(value, FunctionType)},
     "torch": torch,
     "entries": entries,
-    "Number": Number,
+    "look": entries.look,
+    "Refused": Refused,
+    "Number": words.Number,
     "HALF": HALF,
     "REAL": REAL,
     **{str(dtype).removeprefix("torch."): dtype for dtype in (*REAL, torch.int64, torch.int32, torch.bool)},
@@ -331,5 +383,5 @@ SPACE: Mapping[str, Any] = {
     "cpu": torch.device("cpu"),
     "LAST": entries.LAST,
     "WIDE": {torch.float32: torch.float32, torch.float64: torch.float64, **dict.fromkeys(HALF, torch.float32)},
-    "packed": [struct.Struct(f"{entries.FIELDS * n}q").pack for n in range(16)],
+    "packed": [struct.Struct(f"{n}q").pack for n in range(64)],
 }

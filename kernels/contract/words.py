@@ -134,5 +134,5 @@ class Rule:
 
 
 def together(*names: str) -> Rule:
-    absent = ", ".join(f"{name} is None" for name in names)
-    return Rule(f"len({{{absent}}}) == 1", f"{' and '.join(names)} come together", first=True)
+    alike = " == ".join(f"({name} is None)" for name in names)
+    return Rule(alike, f"{' and '.join(names)} come together", first=True)

@@ -51,7 +51,7 @@ def read_costs(path: str, target: str) -> tuple[Rates, Mapping[str, float]]:
         given = read_json(Path(path), dict)
         ops = {str(op): float(seconds) for op, seconds in given.pop("ops", {}).items()}
         return dataclasses.replace(rates, **{name: float(value) for name, value in given.items()}), ops
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
         known = ", ".join(f.name for f in dataclasses.fields(Rates))
         raise OptionError(
             f'overlap: cannot read costs from {path}: {error}\n  it takes {known}, and "ops": {{"aten.mm": seconds}}'

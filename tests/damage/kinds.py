@@ -25,7 +25,7 @@ TESTS = Path(__file__).parents[1]
 
 def command(*words: object) -> str:
     """What it says when something is wrong is a line of its own, and never a traceback."""
-    said, shown = io.StringIO(), io.StringIO()
+    said, shown = io.StringIO(), io.TextIOWrapper(io.BytesIO(), "utf-8")  # as strict as a terminal
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(shown):
         try:
             status = main(list(map(str, words)))
@@ -33,7 +33,8 @@ def command(*words: object) -> str:
             status = ended.code
     text = said.getvalue()
     assert status in (0, 1, 2), (words, status)
-    assert "Traceback" not in text + shown.getvalue(), text
+    shown.flush()
+    assert "Traceback" not in text + shown.buffer.getvalue().decode(), text
     if status:
         assert [line for line in text.splitlines() if line.startswith("turbogr")] or status == 1, (words, text)
     return "error" if status else "read"

@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 OTHERS = (None, -1, 2**70, float("nan"), float("inf"), "x", [], {}, [None], {"a": 1}, True, 1e308, "\0", -(2**63))
+OTHERS += ("\ud800", 10**4000)  # no text of UTF-8; a number that no machine has
 
 
 def damaged(content: bytes, number: int) -> bytes:

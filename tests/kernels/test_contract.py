@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from turbogr_compile.kernels.contract import INT64, Array, Ascending, Contract, Flags, Number, Range, Rule, Whole, Word
+from turbogr_compile.kernels.cpu.build import library
 from turbogr_compile.kernels.declare import CONTRACTS
 
 from .references import references
@@ -90,6 +91,74 @@ def test_numbers_and_words():
             contract.check(**(right | wrong))
 
 
+def before_a_kernel(contract, *arguments):
+    kernels = library(torch.float32)
+    if kernels is None:
+        pytest.skip("no kernels")
+    contract.before_kernel(kernels.turbogr_check, *arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_entries_before_a_kernel(dtype):
+    """Of each length, for a vector and what is left over; at both ends of the dtype."""
+    contract = bound(
+        "f(Tensor x, Tensor ids, int skip) -> Tensor",
+        x=Array("T D"),
+        ids=Array("N", (torch.int64, torch.int32), Range("T", but="skip")),
+    )
+    plain = bound("f(Tensor x, Tensor ids) -> Tensor", x=Array("T D"), ids=Array("N", (dtype,), Range("T")))
+    x, least, most = numbers(4, 1), torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    for length in (0, 1, 7, 40):
+        right = torch.arange(length, dtype=dtype) % 4
+        before_a_kernel(plain, x, right)
+        before_a_kernel(contract, x, right, -7)
+        for place in range(length):
+            for bad in (4, -1, least, most, least + 4, most - 4):
+                wrong = right.clone()
+                wrong[place] = bad
+                with pytest.raises(IndexError, match="out of range"):
+                    before_a_kernel(plain, x, wrong)
+                before_a_kernel(contract, x, wrong, bad)
+                with pytest.raises(IndexError, match="out of range"):
+                    before_a_kernel(contract, x, wrong, bad + (1 << 32) if bad < 1 << 32 else 0)
+    with pytest.raises(IndexError, match="there are 0 rows"):
+        before_a_kernel(plain, numbers(0, 1), torch.zeros(1, dtype=dtype))
+
+
+def test_what_a_check_meets_before_a_kernel_is_told():
+    contract = bound("f(Tensor x, int count) -> Tensor", x=Array("T D"), count=Whole(0, 9))
+
+    class Full:
+        dtype = torch.float32
+
+        @property
+        def shape(self):
+            raise MemoryError("no room")
+
+    with pytest.raises(ValueError, match="x must be a tensor, not None"):
+        before_a_kernel(contract, None, 3)
+    with pytest.raises((MemoryError, AttributeError)):
+        before_a_kernel(contract, Full(), 3)
+    contract._check = lambda *arguments: None
+    with pytest.raises(AssertionError, match="is in order"):
+        before_a_kernel(contract, numbers(2, 2), 10)
+
+
+def test_names_that_a_check_needs_are_no_arguments():
+    for name in ("size", "part", "checks", "native", "int64"):
+        with pytest.raises(ValueError, match="cannot be called"):
+            bound(f"f(Tensor {name}) -> Tensor", **{name: Array("T")})
+
+
+@pytest.mark.parametrize("name", sorted(CONTRACTS))
+def test_every_tensor_is_asked_for_before_a_kernel(name):
+    contract = CONTRACTS[name]
+    for argument, what in contract.arguments.items():
+        if isinstance(what, Array) and argument not in contract.optional:
+            asked = f"{argument}.dtype" if what.dtype else f"{argument} is None"
+            assert asked in contract.source["native"], argument
+
+
 def test_symbols_are_not_guarded_on():
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -138,6 +207,18 @@ def test_offsets_have_one_number_at_least(of):
         of.quantize_rows(x, torch.zeros(2).long(), none)
     with pytest.raises(ValueError, match="query_offsets"):
         attention(of, query_offsets=none, key_offsets=none)
+
+
+class Named(torch.Tensor):
+    """One of a subclass that leaves computing to torch."""
+
+
+@BOTH
+def test_entries_of_a_subclass_are_looked_at(of):
+    with pytest.raises(ValueError, match="offsets end at row 9"):
+        of.sequence_mm(numbers(4, 1, 2), numbers(1, 1, 2, 2), torch.tensor([0, 9]).as_subclass(Named))
+    with pytest.raises(IndexError, match="row 9"):
+        of.gather_rows(numbers(4, 2), torch.tensor([9]).as_subclass(Named))
 
 
 @BOTH

@@ -367,7 +367,7 @@ def test_costs_may_be_measured_ones(tmp_path):
     assert "exposed" not in remarks(made)
 
 
-@pytest.mark.parametrize("text", ["{", '{"speed": 3}', '{"wire": "fast"}', "[]"])
+@pytest.mark.parametrize("text", ["{", '{"speed": 3}', '{"wire": "fast"}', "[]", f'{{"wire": 1{400 * "0"}}}'])
 def test_a_bad_file_of_costs(tmp_path, text):
     file = tmp_path / "costs.json"
     file.write_text(text)

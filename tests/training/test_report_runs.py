@@ -91,6 +91,16 @@ def test_losses_that_are_not_numbers_do_not_count(tmp_path):
     assert found.largest_difference == 0 and found.same_steps == 39
 
 
+def test_whole_numbers_beyond_all_floats_are_no_figures(tmp_path):
+    folder = write_run(tmp_path / "t", "turbogr")
+    with (folder / "steps.jsonl").open("a") as file:
+        for wrong in ({"step": 10**400, "loss": 1.0}, {"step": True, "loss": 1.0}, {"step": 41, "loss": 10**400}):
+            file.write(json.dumps(wrong) + "\n")
+    run = read_run(folder)
+    assert [step for step, _ in run.values("loss")] == list(range(1, 41))
+    assert "steps.jsonl" in " ".join(run.problems)
+
+
 def test_baseline_is_eager_or_named(tmp_path):
     runs = [read_run(write_run(tmp_path / n, n)) for n in ("turbogr", "padded eager", "other")]
     assert baseline_of(runs).name == "padded eager" and baseline_of(runs, "other").name == "other"

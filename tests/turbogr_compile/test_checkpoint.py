@@ -267,9 +267,23 @@ def test_a_checkpoint_that_somebody_else_put_there(tmp_path, monkeypatch):
     assert checkpoints.load({"counter": Counter()}) == 1  # whoever owns the folder was chosen with it
     real = Path.lstat
     stranger = SimpleNamespace(st_uid=12345)
-    monkeypatch.setattr(Path, "lstat", lambda path: stranger if path.name.startswith("step-") else real(path))
-    with pytest.raises(CheckpointError, match="belongs to another user than its folder"):
-        checkpoints.load({"counter": Counter()})
+    for name in ("step-00000001", "rest.pickle", ".metadata"):
+        monkeypatch.setattr(Path, "lstat", lambda path, name=name: stranger if path.name == name else real(path))
+        with pytest.raises(CheckpointError, match=f"{name} belongs to another user than {tmp_path}"):
+            checkpoints.load({"counter": Counter()})
+
+
+def test_metadata_of_another_torch(tmp_path, monkeypatch):
+    """It is as it was written, and names what is not here."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"model": nn.Linear(2, 3)})
+
+    def read_metadata(reader):
+        raise AttributeError("module has no attribute 'TensorStorageMetadata2'")
+
+    monkeypatch.setattr(checkpointing.dcp.FileSystemReader, "read_metadata", read_metadata)
+    with pytest.raises(CheckpointError, match=r"step-00000001/.metadata is damaged, or of another version"):
+        checkpoints.load({"model": nn.Linear(2, 3)})
 
 
 def test_an_old_one_that_cannot_be_removed_is_no_failure(tmp_path, monkeypatch):

@@ -5,6 +5,10 @@ traceback. What it makes of damaged files is in tests/damage.
 from __future__ import annotations
 
 import argparse
+import io
+import json
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +77,26 @@ def flags(name: str) -> list[argparse.Action]:
     parser = argparse.ArgumentParser()
     COMMANDS.find(name).arguments(parser)
     return [action for action in parser._actions if action.option_strings and action.dest != "help"]
+
+
+@pytest.mark.parametrize("letters", ["ascii", "utf-8"])
+def test_what_a_terminal_cannot_show(tmp_path, monkeypatch, letters):
+    """Letters that are none of its own, and text that is none of UTF-8."""
+    results = json.loads((Path(__file__).parents[1] / "training" / "bench_tiny.json").read_text())
+    results["machine"] = {name: "\ud800 é" for name in results["machine"]}
+    (tmp_path / "bench.json").write_text(json.dumps(results))
+    shown = io.TextIOWrapper(io.BytesIO(), letters)
+    monkeypatch.setattr(sys, "stdout", shown)
+    status = main(["bench", "--from", str(tmp_path / "bench.json")])
+    shown.flush()
+    assert status == 0 and b"\\ud800" in shown.buffer.getvalue()
+
+
+@pytest.mark.parametrize("value", [60_000 * "[", 5000 * "1", "NaN", "{"])
+def test_values_of_a_target_that_are_no_json_are_text(value):
+    from turbogr_compile.commands.common.model import _target_options
+
+    assert list(_target_options([f"a={value}"])) == ["a"]
 
 
 def test_every_command_is_here():

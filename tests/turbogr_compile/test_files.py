@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from turbogr_compile.files import foreign, make_private, obstacle, read_json, read_text, replace_file
+from turbogr_compile.files import Damaged, foreign, make_private, obstacle, read_json, read_text, replace_file
 from turbogr_compile.kernels.cpu.cache import Cache
 from turbogr_compile.show.dump import DumpDirectory
 
@@ -118,11 +118,14 @@ def test_damaged_files_are_an_error_that_names_them(tmp_path):
 
 def test_only_files_are_read(tmp_path):
     os.mkfifo(tmp_path / "pipe") if hasattr(os, "mkfifo") else pytest.skip("no pipes")
-    writer = threading.Thread(target=lambda: open(tmp_path / "pipe", "wb").close())
-    writer.start()
-    with pytest.raises(ValueError, match="is not a file"):
+    with pytest.raises(Damaged, match="is not a file"):  # at once: nobody writes into it
         read_text(tmp_path / "pipe")
-    writer.join()
+
+
+def test_a_number_with_too_many_digits(tmp_path):
+    (tmp_path / "a.json").write_text('{"a": ' + 5000 * "1" + "}")
+    with pytest.raises(Damaged, match=r"a\.json is damaged: .*digits"):
+        read_json(tmp_path / "a.json")
 
 
 # --- folders -----------------------------------------------------------------------------------------

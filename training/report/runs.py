@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from turbogr_compile.errors import TurbogrError
-from turbogr_compile.files import read_json
+from turbogr_compile.files import Damaged, read_json, read_text
 
 FORMAT = 1
 WARM = 2  # steps that compile or find cold caches; left out of speeds where there are more than that
@@ -88,7 +88,10 @@ def number(value: Any) -> float | None:
     """As a float, or None for what is no number. Losses may be NaN: curves then have a gap."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond all floats
+        return None
 
 
 def median(values: Sequence[float]) -> float | None:
@@ -137,8 +140,8 @@ def _object(path: Path, problems: list[str]) -> dict[str, Any]:
 def _lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     """A run that is killed may leave half a line."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        text = read_text(path, errors="replace")
+    except (OSError, Damaged):
         problems.append(f"no {path.name}")
         return []
     found, broken = [], []
@@ -149,7 +152,7 @@ def _lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
             entry = json.loads(line)
         except (ValueError, RecursionError):
             entry = None
-        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+        if isinstance(entry, dict) and type(entry.get("step")) is int and number(entry["step"]) is not None:
             found.append(entry)
         else:
             broken.append(place)

@@ -20,7 +20,7 @@ import pickle
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,8 +172,8 @@ class Checkpoints:
         try:
             names = sorted(about["files"])[ranks.rank :: ranks.count]
             ranks.each(lambda: unchanged(path, about["files"], names))
-            rest = _unpickled(path / REST)
-            stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+            rest = _unpickled(path / REST, lambda: pickle.loads((path / REST).read_bytes()))
+            stored = _unpickled(path / ".metadata", dcp.FileSystemReader(path).read_metadata).state_dict_metadata
         except (Damaged, OSError) as damage:
             raise CheckpointError(f"{damage}{self._older()}") from damage
         targets, lacking, left = _targets(state, parts, rest, stored)
@@ -182,7 +182,7 @@ class Checkpoints:
         nobodys = sorted(set.intersection(*(set(keys) for _, keys in said)))
         problems += [f"{key} is stored, and nothing here takes it" for key in nobodys]
         if problems:
-            raise CheckpointError(_foreign(path, problems))
+            raise CheckpointError(_of_another(path, problems))
         try:
             _read(targets, path, ranks)
         except dcp.CheckpointException as failed:
@@ -203,11 +203,13 @@ class Checkpoints:
         if path is None:
             return None
         try:
-            if foreign(path.lstat()) and path.lstat().st_uid != self.folder.stat().st_uid:
-                raise CheckpointError(
-                    f"{path} belongs to another user than its folder, and loading it would run what that user has "
-                    "put there: copy it if you trust it"
-                )
+            owner = self.folder.stat().st_uid
+            for each in (path, *path.iterdir()):
+                if foreign(found := each.lstat()) and found.st_uid != owner:
+                    raise CheckpointError(
+                        f"{each} belongs to another user than {self.folder}, and loading it would run what that user "
+                        "has put there: copy it if you trust it"
+                    )
             if (format := read_json(path / ABOUT, dict).get("format")) != FORMAT:
                 raise CheckpointError(f"{path} has format {format}, and this version of turbogr reads {FORMAT}")
             return str(path), read_sealed(path / ABOUT)
@@ -341,7 +343,7 @@ def _empty(stored: Any) -> Tensor:
     return torch.empty(stored.size, dtype=stored.properties.dtype)
 
 
-def _foreign(path: Path, problems: list[str]) -> str:
+def _of_another(path: Path, problems: list[str]) -> str:
     shown = problems[:8] + ([f"and {len(problems) - 8} more"] if len(problems) > 8 else [])
     order = any(ORDER in p for p in problems)
     hint = "\n  a plan must keep the order of rows ('block' or 'hash') that the table was saved with" if order else ""
@@ -383,11 +385,11 @@ def _sums(folder: Path, names: list[str], ranks: Together) -> dict[str, list[int
         ) from absent
 
 
-def _unpickled(path: Path) -> Any:
+def _unpickled(path: Path, read: Callable[[], Any]) -> Any:
     """What is in order may still name classes that are not here."""
     with reading(path):
         try:
-            return pickle.loads(path.read_bytes())
+            return read()
         except (pickle.UnpicklingError, EOFError, ImportError) as error:
             raise Damaged(f"{path} cannot be read ({type(error).__name__}: {error})") from error
 

@@ -66,7 +66,7 @@ def _target_options(given: Sequence[str]) -> dict[str, Any]:
             raise OptionError(f"--target-option takes NAME=VALUE, got {text!r}")
         try:
             found[name] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             found[name] = value
     return found
 
