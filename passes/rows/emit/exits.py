@@ -131,5 +131,10 @@ def pooled(e: Values, n: fx.Node, pool: Pooled) -> fx.Node:
         return "T" + "".join(label[d] for d, _ in e.kept(x, axes))
 
     equation = f"{letters(p, left)},{letters(v, right)}->{letters(out, n)}"
-    y = e.call(aten.einsum.default, equation, [e.packed(left, chosen), e.packed(right, chosen)])
-    return e.padded(e.scattered(y, chosen, pool.space.sequence), n, Space(pool.space.sequence))
+    # Products of a half type would be rounded one by one, or vanish.
+    wide, wanted = accumulator(value_of(n).dtype), value_of(n).dtype
+    rows = [e.packed(x, chosen) for x in (left, right)]
+    rows = rows if wide == wanted else [e.call(aten.to.dtype, x, wide) for x in rows]
+    y = e.scattered(e.call(aten.einsum.default, equation, rows), chosen, pool.space.sequence)
+    y = y if wide == wanted else e.call(aten.to.dtype, y, wanted)
+    return e.padded(y, n, Space(pool.space.sequence))
