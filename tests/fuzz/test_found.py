@@ -276,6 +276,57 @@ def test_what_is_rarely_written(name: str) -> None:
     assert verdict.status in ("same", "rounding") and verdict.packed_calls == 4, verdict.notes
 
 
+PLANTED = {
+    # Each was written for a fault in a rule that no other program noticed.
+    "features that become rows of a finer space": (
+        "m = (neg[..., :2].flatten(1) > 2) & v.repeat_interleave(2, 1)\nx = F.linear(x, O, off)\n"
+        "y = (x.view(B, 2 * N, D // 2).tanh() + 1) * m[..., None]\n"
+        "loss = y.square().sum() + ((x @ Q) * v[..., None]).square().sum()",
+        {},
+    ),
+    "features that become rows, the inner ones first": (
+        "m = (neg[..., :2].flatten(1) > 2) & v.repeat_interleave(2, 1)\nx = F.linear(x, torch.cat([O, Q[:2]]))\n"
+        "y = (x.view(B, N, 3, 2).transpose(2, 3).flatten(1, 2).tanh() + 1) * m[..., None]\n"
+        "loss = y.square().sum() + ((x[..., :D] @ Q) * v[..., None]).square().sum()",
+        {},
+    ),
+    "windows over columns whose channels are rows": (
+        "y = F.conv1d((x @ w)[:, None], E2[:M, None, :3], padding=1)\n"
+        "loss = ((y + 1) * (cids != 0)[..., None]).square().sum() + x[:, 0].sum()",
+        {"M": 6},
+    ),
+    "dummies among losses with weights": (
+        "loss = (F.cross_entropy((x @ W).mT, tgt, reduction='none') * wts).sum() + ((x @ Q) * v[..., None]).sum()",
+        {"capacity": 8},
+    ),
+    "dummies among counted rows": (
+        "loss = ((x @ w > 0).long() * v.long()).sum() * x[:, 0].sum() + ((x @ w) * v).sum()",
+        {"capacity": 8},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_planted_faults_made_wrong(name: str) -> None:
+    body, more = PLANTED[name]
+    options = {"capacity": more["capacity"]} if "capacity" in more else {}
+    sizes = {k: v for k, v in more.items() if k not in options}
+    verdict = judge(
+        program(f"v = ids != 0\nx = F.embedding(ids, E)\n{body}", "right", "left", "holes", **sizes), **options
+    )
+    assert (verdict.status, verdict.packed_calls) == ("same", 3), verdict.notes
+
+
+def test_factors_of_other_rows_are_finite() -> None:
+    """A factor of scores is read at the next row, where its input may be no number, for a key that is hidden."""
+    body = (
+        "v = ids != 0\nx = F.embedding(ids, E)\ns = (x @ x[:, :-1].mT) * (raw @ w).sigmoid()[:, None, 1:]\n"
+        "y = x + F.silu(s).masked_fill(~v[:, None, 1:], 0.0) @ x[:, :-1]\nloss = (y * v[..., None]).square().sum()"
+    )
+    verdict = judge(program(body, "right", "nan-pads"))
+    assert (verdict.status, verdict.packed_calls) == ("same", 1), verdict.notes
+
+
 REPEATED = {
     "for each row": "(z[:, :, None, None] @ Q.expand(B, N, 1, D, D)).flatten(2)",
     "for each column": "(z.transpose(0, 1) @ Q.expand(N, D, D)).transpose(0, 1)",
