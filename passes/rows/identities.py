@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ...graph.shapes import known
+from ...kernels.declare import accumulator
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -54,6 +55,11 @@ def _nowhere(x: Tensor) -> Tensor:
 
 def _yes(source: Tensor) -> Tensor:
     return torch.ones_like(source, dtype=torch.bool)
+
+
+def _wide(*given: Any) -> list[Any]:
+    """As one op computes inside: several would round, or overflow, after each step."""
+    return [t if t is None or accumulator(t.dtype) == t.dtype else t.to(accumulator(t.dtype)) for t in given]
 
 
 # --- added to --------------------------------------------------------------------------------------
@@ -223,6 +229,8 @@ _ALONG[aten.slice_scatter.default] = _slice_scatter_along
 def _added(x: Tensor, product: Tensor, beta: Any, alpha: Any) -> Any:
     if x.dtype == torch.bool or beta == 0:  # the gradient of x is zero then, not none
         return NotImplemented
+    if alpha != 1 and _wide(x)[0] is not x:  # the product may overflow where alpha times it does not
+        return NotImplemented
     product = product if alpha == 1 else alpha * product
     return (x if beta == 1 else beta * x) + product
 
@@ -306,7 +314,7 @@ def _channel_shuffle(x: Tensor, groups: int) -> Tensor:
 def _batch_norm(x: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, momentum: float, eps: float) -> Any:
     """In evaluation each channel has one scale and one shift."""
     given = [t for t in (weight, bias, mean, var) if t is not None]
-    if any(t.dtype != x.dtype for t in given) or x.dim() < 2:
+    if any(t.dtype != x.dtype for t in given) or x.dim() < 2 or _wide(x)[0] is not x:  # it rounds where it likes
         return NotImplemented
     each = [x.shape[1], *[1] * (x.dim() - 2)]
     scale = torch.rsqrt(var.detach() + eps)
@@ -334,8 +342,10 @@ def _instance_norm(
     given = [t for t in (weight, bias) if t is not None]
     if mean is not None or var is not None or any(t.dtype != x.dtype for t in given) or x.dim() < 3:
         return NotImplemented
+    dtype, (x, weight, bias) = x.dtype, _wide(x, weight, bias)
     over, each = list(range(2, x.dim())), [x.shape[1], *[1] * (x.dim() - 2)]
     centred = x - x.mean(over, keepdim=True)
     y = centred * torch.rsqrt(centred.square().mean(over, keepdim=True) + eps)
     y = y if weight is None else y * weight.reshape(each)
-    return y if bias is None else y + bias.reshape(each)
+    y = y if bias is None else y + bias.reshape(each)
+    return y if y.dtype == dtype else y.to(dtype)

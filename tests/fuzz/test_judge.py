@@ -187,6 +187,12 @@ def test_nan_where_it_matters_is_a_fault():
 HIDDEN = "torch.where(ids == 0, -torch.inf, 1.0) * (wts > 0.8)"
 
 
+def test_a_gradient_beside_those_that_are_no_numbers_has_their_scale():
+    """It is all but zero, by rounding: the others say how large it might be, once nothing spoils them."""
+    program = replace(generate(2330599), kinds=("left", "disagree"))
+    assert judge(program).status == "assumed"
+
+
 @pytest.mark.parametrize("factor, verdict", [(HIDDEN, "assumed"), ("wts", "nan")])
 def test_inputs_that_are_not_finite_excuse_nothing(factor, verdict):
     """Pads of `wts` are infinite: what that matters to is checked, and what it does not is assumption D as ever."""

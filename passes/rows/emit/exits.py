@@ -104,7 +104,6 @@ def _silenced(e: Values, x: fx.Node, chosen: RowSet) -> fx.Node:
     if len(sides) == 2 and len(weights) == 1:
         other = sides[1 - sides.index(weights[0])]
         share = e.without_dummies(e.packed(weights[0], chosen), chosen, 0, 0)
-        share = e.reshape(share, [-1, *[1] * dims]) if dims else share
         return e.call(x.target, e.operand(other, x, chosen), share)
     if dims or not value_of(x).is_floating_point():
         return e.without_dummies(e.packed(x, chosen), chosen, 0, dims)
@@ -112,6 +111,7 @@ def _silenced(e: Values, x: fx.Node, chosen: RowSet) -> fx.Node:
 
 
 def _one_per_row(e: Values, x: fx.Node, like: fx.Node, chosen: RowSet) -> bool:
+    """Then each dim of the product runs over rows, too."""
     axes = chosen.space.axes
     return not e.kept(x, axes) and any(a in axes for a in e.typing.flat(x)) and rank_of(x) == rank_of(like)
 
@@ -131,5 +131,10 @@ def pooled(e: Values, n: fx.Node, pool: Pooled) -> fx.Node:
         return "T" + "".join(label[d] for d, _ in e.kept(x, axes))
 
     equation = f"{letters(p, left)},{letters(v, right)}->{letters(out, n)}"
-    y = e.call(aten.einsum.default, equation, [e.packed(left, chosen), e.packed(right, chosen)])
-    return e.padded(e.scattered(y, chosen, pool.space.sequence), n, Space(pool.space.sequence))
+    # Products of a half type would be rounded one by one, or vanish.
+    wide, wanted = accumulator(value_of(n).dtype), value_of(n).dtype
+    rows = [e.packed(x, chosen) for x in (left, right)]
+    rows = rows if wide == wanted else [e.call(aten.to.dtype, x, wide) for x in rows]
+    y = e.scattered(e.call(aten.einsum.default, equation, rows), chosen, pool.space.sequence)
+    y = y if wide == wanted else e.call(aten.to.dtype, y, wanted)
+    return e.padded(y, n, Space(pool.space.sequence))

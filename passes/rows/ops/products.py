@@ -234,8 +234,13 @@ def _addmm_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     y: Any = n.args[2]
     if op(n) == "addmm":
         return e.again(n, self=e.operand(added, n, chosen), mat1=e.packed(x, chosen))
-    product = e.call(aten.matmul.default, e.packed(x, chosen), e.packed(y, chosen))
-    scaled = e.call(aten.mul.Scalar, product, arg(n, "alpha")) if arg(n, "alpha") != 1 else product
+    alpha = arg(n, "alpha")
+    # Whichever is the smaller: a half type may not hold the product, or the factor, beyond it.
+    first, then = (alpha, 1) if abs(alpha) < 1 else (1, alpha)
+    left = e.packed(x, chosen)
+    left = e.call(aten.mul.Scalar, left, first) if first != 1 else left
+    product = e.call(aten.matmul.default, left, e.packed(y, chosen))
+    scaled = e.call(aten.mul.Scalar, product, then) if then != 1 else product
     if arg(n, "beta") == 0:
         return scaled
     term = e.operand(added, n, chosen)
