@@ -89,10 +89,10 @@ class Moves:
             return None
         two = self.meanings.two(mask)
         kept = two.with_yes(lambda yes, no: yes is True and no is False) if two is not None else None
-        if kept is None or len(kept.literals) != 1:
-            return None
-        (literal,) = kept.literals
+        literal = next(iter(kept.literals)) if kept is not None and len(kept.literals) == 1 else None
         predicate = getattr(literal, "predicate", None)
+        if predicate is None and self.meanings.describes_rows(mask):
+            predicate = Predicate(mask)  # whatever it says
         dims = rank_of(mask)
         own = [a for d in self.typing.atoms(x)[:dims] for a in d]
         if predicate is None or tuple(own) != into.axes or self.typing.flat(mask) != own:
