@@ -199,11 +199,9 @@ def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
 
 def _is_expanded(mask: torch.Tensor, x: torch.Tensor, dim: int) -> bool:
     """To the size of x: all of its elements along the dim are one in memory."""
-    return (
-        mask.dim() == x.dim()
-        and guard_or_false(mask.stride(dim) == 0)
-        and same_shape(mask.shape[dim : dim + 1], x.shape[dim : dim + 1])
-    )
+    mine, its = mask.shape[dim : dim + 1], x.shape[dim : dim + 1]
+    one = mask.dim() == x.dim() and guard_or_false(mask.stride(dim) == 0) and not same_shape(mine, (0,))
+    return one and same_shape(mine, its)
 
 
 def _of_pairs(scatter: Any) -> Callable[..., Any]:

@@ -29,8 +29,8 @@ def _axes(t: Typing, n: fx.Node) -> Dims | list[Dims | None] | None:
     if found is None:
         return None
     t.bodies[n] = found
-    dims = [found.forward.typing.dims(x) for x in found.results]
-    return dims[0] if is_tensor(n) else [*dims]
+    dims: list[Dims | None] = [found.forward.typing.dims(x) for x in found.results]
+    return dims[0] if is_tensor(n) else dims
 
 
 def _mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
