@@ -9,7 +9,7 @@ seen, that is assumed, and checked on every batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -65,6 +65,10 @@ class Axes:
             else:
                 out.append(axis)
         return out
+
+    def seen(self, size: Size) -> int | None:
+        """A size as it was in the call seen."""
+        return self._hint(size)
 
     def same(self, a: Size, b: Size) -> bool:
         """Are two sizes equal? Where that is not provable, they are assumed to be if they were in the call seen."""
@@ -148,12 +152,13 @@ class Axes:
 
 
 class Typing:
-    """Dims of every value of a graph."""
+    """Dims of every value of a graph; of one that stands within another, in the axes of that, if inputs are given."""
 
     arg = staticmethod(arg)
 
-    def __init__(self, graph: fx.Graph) -> None:
-        self.axes = Axes(lambda value: size_seen(graph, value))
+    def __init__(self, graph: fx.Graph, axes: Axes | None = None, given: Mapping[fx.Node, Dims] | None = None) -> None:
+        self.axes = axes or Axes(lambda value: size_seen(graph, value))
+        self._given = given or {}
         self._dims: dict[fx.Node, Dims] = {}
         self._parts: dict[fx.Node, list[Dims | None]] = {}  # of ops with several results
         self.jagged: dict[fx.Node, tuple[Dim, Dim, Dim]] = {}  # offsets -> sequence, column and row dims
@@ -162,6 +167,7 @@ class Typing:
         self.kept: dict[fx.Node, Dim] = {}  # mask -> the rows it keeps
         self._atoms: dict[fx.Node, Dims] = {}
         self.failures: dict[fx.Node, str] = {}  # of rules
+        self.bodies: dict[fx.Node, Any] = {}  # of functions that bring their own gradient
         for node in graph.nodes:
             self._type(node)
 
@@ -178,7 +184,7 @@ class Typing:
             return
         if not isinstance(value, torch.Tensor):
             return
-        dims = self._rule(node)
+        dims = self._given.get(node) or self._rule(node)
         if dims is None or len(dims) != value.dim():
             if node.op == "call_function":
                 self.untyped.add(node)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from ...capture.functions import FUNCTIONS
 from ...errors import RuleError
 from .calls import arg, given, op, unread
 
@@ -109,8 +108,6 @@ def declared(node: Any) -> Declaration | None:
 
 def why_undeclared(node: Any) -> str:
     """For the model's author: what is missing."""
-    if isinstance(getattr(node, "target", None), torch._ops.OpOverload) and node.target.namespace in FUNCTIONS:
-        return "an autograd.Function that is not elementwise, or has a gradient where that of its result is zero"
     found, name = _named(node), op(node) or "this value"
     unread = found.unread(node) if found is not None else None
     return f"no row rule for {name}" + (f" with {unread}" if unread is not None else "")

@@ -285,16 +285,18 @@ class DemandAnalysis:
     def _split(self, u: fx.Node) -> None:
         """Pieces are row-wise or columns; each asks for itself."""
         x, *others = u.all_input_nodes
-        for other in others:
-            self.give(other, ALL)
         for piece in u.users:
             wanted, space = self.wanted.get(piece), self.space_of(piece)
             if wanted is None:
                 continue
             if wanted is not ALL and space is not None and self.why_mixed(piece, space) is None:
-                self.give(x, self.projected(wanted, space, self.space_of(x)))
-            elif not asks_by_move(self, piece, wanted):
+                for given in (x, *others):
+                    self.give(given, self.projected(wanted, space, self.space_of(given)))
+                continue
+            if not asks_by_move(self, piece, wanted):
                 self.give(x, ALL)
+            for other in others:
+                self.give(other, ALL)
 
     def rows_of_loss(self, u: fx.Node) -> Terms | None:
         """Rows that a scalar cross entropy reads, where its targets tell."""

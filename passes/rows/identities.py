@@ -260,6 +260,34 @@ def _addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: 
     return _added(x, torch.bmm(batch1, batch2).sum(0), beta, alpha)
 
 
+# --- losses that are reduced --------------------------------------------------------------------------
+
+
+def _each_then_all(loss: Any) -> Identity:
+    """The loss of each element, then their sum or mean."""
+    names = [argument.name for argument in loss._schema.arguments]
+
+    def parts(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        reduction = given.get("reduction", MEAN)
+        if reduction not in (MEAN, SUM):
+            return NotImplemented
+        if given.get("weight") is not None:
+            given["weight"] = given["weight"].detach()  # no loss has a gradient for it
+        each = loss(**{**given, "reduction": NO_REDUCTION})
+        return each.mean() if reduction == MEAN else each.sum()
+
+    return parts
+
+
+NO_REDUCTION, MEAN, SUM = range(3)
+for _loss in (
+    aten.binary_cross_entropy, aten.binary_cross_entropy_with_logits, aten.mse_loss, aten.l1_loss, aten.smooth_l1_loss,
+    aten.huber_loss, aten.kl_div, aten.soft_margin_loss,
+):  # fmt: skip
+    _is(_loss.default)(_each_then_all(_loss.default))
+
+
 # --- the same elements elsewhere ---------------------------------------------------------------------
 
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from .axes import Typing
-from .calls import arg, is_tensor, op, picking_mask, rank_of
+from .calls import arg, is_tensor, op, picking_mask, rank_of, value_of
 from .declaration import declared
 from .meaning import Predicate
 from .meanings import Meanings
@@ -89,10 +90,11 @@ class Moves:
             return None
         two = self.meanings.two(mask)
         kept = two.with_yes(lambda yes, no: yes is True and no is False) if two is not None else None
-        if kept is None or len(kept.literals) != 1:
-            return None
-        (literal,) = kept.literals
+        literal = next(iter(kept.literals)) if kept is not None and len(kept.literals) == 1 else None
         predicate = getattr(literal, "predicate", None)
+        if predicate is None and self.meanings.describes_rows(mask):
+            tests_truth = value_of(mask).dtype == torch.bool
+            predicate = Predicate(mask) if tests_truth else Predicate(mask, 0, False)  # whatever it says
         dims = rank_of(mask)
         own = [a for d in self.typing.atoms(x)[:dims] for a in d]
         if predicate is None or tuple(own) != into.axes or self.typing.flat(mask) != own:

@@ -96,6 +96,8 @@ class Zeros:
         assert value is not None
         if isinstance(self.meanings.of(root), Iota):
             return None  # a position, which happens to be zero once
+        if value.dtype.is_complex:
+            return None  # an angle
         if not value.dtype.is_floating_point:
             return root
         # A floating-point input is a weight of rows, and not a feature, where it is zero here and there.

@@ -72,6 +72,10 @@ OVER_ROWS = slot(
         "square": "(({x} * {n}[..., None]) ** 2).mean()",
         "select": "{x}[{v}].pow(2).sum()",
         "masked-select": "{x}.masked_select({v}[..., None]).tanh().sum()",
+        "masked-select-expanded": (
+            "{x}.flatten(0, 1).masked_select(({v} & (tgt % 3 != 1)).flatten()[:, None].expand(B * N, D)).tanh().sum()"
+        ),
+        "select-both": "{x}[{v} & (tgt % 3 != 1)].pow(2).sum()",
         "weights": "({l}.logsumexp(-1) * wts).sum() / wts.sum().clamp(min=1)",
         "mean-valid": "({l}.logsumexp(-1) * {n}).sum() / {n}.sum().clamp(min=1)",
         "bce": (
@@ -79,6 +83,11 @@ OVER_ROWS = slot(
             "{v}).sum()"
         ),
         "bce-weight": "F.binary_cross_entropy_with_logits({x} @ w, y, weight={n}.double())",
+        "bce-weight-sum": (
+            "F.binary_cross_entropy(({x} @ w).sigmoid(), y, weight={n}.double(), reduction='sum')"
+            " / {n}.sum().clamp(min=1)"
+        ),
+        "bce-weight-given": "F.binary_cross_entropy_with_logits({x} @ w, y, weight=wts)",
         "bce-pos": (
             "(F.binary_cross_entropy_with_logits({x} @ w, y, pos_weight=temp.detach(), reduction='none') * {n}).mean()"
         ),
@@ -99,6 +108,8 @@ OVER_ROWS = slot(
         ),
         "mse": "(F.mse_loss({x}, F.embedding(tgt, E2), reduction='none').mean(-1) * {n}).sum()",
         "mse-zeroed": "F.mse_loss({x} * {v}[..., None], feats)",
+        "mse-both-zeroed": "F.mse_loss({x} * {v}[..., None], E[tgt] * {v}[..., None], reduction='sum')",
+        "huber-both-zeroed": "F.smooth_l1_loss(({x} @ w) * {v}, y * {v}, reduction='sum', beta=0.3)",
         "huber": "(F.smooth_l1_loss({x} @ w, y, reduction='none', beta=0.3) * {v}).sum()",
         "kl": "(F.kl_div({l}.log_softmax(-1), soft, reduction='none').sum(-1) * {v}).sum()",
         "kl-batch": "F.kl_div({l}.log_softmax(-1) * {v}[..., None], soft, reduction='batchmean')",
@@ -260,6 +271,8 @@ READOUT = slot(
         "narrowed": "{x}.narrow(1, N - 1, 1)[:, 0]",
         "selected": "{x}.select(1, N // 2)",
         "one-column": "{x}[:, N // 2:N // 2 + 1].sum(1)",
+        "last-three-kept": "{x}[:, -3:].tanh().sum(1)",
+        "first-kept": "{x}[:, :1].tanh().flatten(1)",
         "last-column-kept": "{x}[:, -1:].flatten(1)",
         "given-pairs": "{x}[each, last]",
         "given-flat": "{x}.flatten(0, 1)[flat]",

@@ -647,9 +647,24 @@ class Rotary(Heads):
         return super().scores(turned(q), turned(k))
 
 
+class RotaryComplex(Heads):
+    """Pairs of neighbouring features as complex numbers."""
+
+    def scores(self, q, k):
+        n, half = q.shape[-2], q.shape[-1] // 2
+        angle = torch.arange(n, dtype=torch.float64)[:, None] / 10.0 ** torch.arange(half, dtype=torch.float64)
+        turns = torch.polar(torch.ones_like(angle), angle)
+
+        def turned(x: Tensor) -> Tensor:
+            return torch.view_as_real(torch.view_as_complex(x.reshape(*x.shape[:-1], half, 2)) * turns).flatten(-2)
+
+        return super().scores(turned(q), turned(k))
+
+
 HEAD_SPLIT = {
     "view": Heads, "permute": Permuted, "einsum": Einsum, "in-batch": HeadsInBatch, "one": OneHead, "fused": Fused,
     "sequence-first": SequenceFirst, "grouped-repeat": Grouped, "grouped-expand": GroupedExpanded, "rotary": Rotary,
+    "rotary-complex": RotaryComplex,
 }  # fmt: skip
 
 
@@ -954,6 +969,30 @@ class RootMeanSquare(nn.Module):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
 
 
+class OwnRootMeanSquare(torch.autograd.Function):
+    """By hand, on a view of all rows; the gradient of the weight is a sum over them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        scale = torch.rsqrt(rows.square().mean(-1, keepdim=True) + 1e-6)
+        ctx.save_for_backward(rows, weight, scale)
+        return (rows * scale * weight).view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        rows, weight, scale = ctx.saved_tensors
+        unit, grads = rows * scale, grad.reshape(rows.shape)
+        back = grads * weight
+        back = scale * (back - unit * (back * unit).mean(-1, keepdim=True))
+        return back.view(grad.shape), (grads * unit).sum(0)
+
+
+class FunctionRootMeanSquare(RootMeanSquare):
+    def forward(self, x: Tensor) -> Tensor:
+        return OwnRootMeanSquare.apply(x, self.weight)
+
+
 class BatchNorm(nn.BatchNorm1d):
     """Statistics over all rows: pads matter."""
 
@@ -967,6 +1006,7 @@ class BatchNorm(nn.BatchNorm1d):
 NORM: dict[str, Callable[[Sizes], nn.Module]] = {
     "layer": lambda s: nn.LayerNorm(s.d),
     "rms": RootMeanSquare,
+    "rms-function": FunctionRootMeanSquare,
     "rms-module": lambda s: nn.RMSNorm(s.d, eps=1e-6),
     "over-rows": lambda s: nn.LayerNorm([s.n, s.d]),
     "batch": BatchNorm,
@@ -1234,6 +1274,14 @@ def _boolean(model: Model, x: Tensor, valid: Tensor, b: Batch) -> Read:
     return Read(x[valid], b.targets[valid], b.weights[valid], b.negatives[valid], b.shares[valid])
 
 
+def _selected(model: Model, x: Tensor, valid: Tensor, b: Batch) -> Read:
+    """A mask of two conditions, expanded over features."""
+    kept = (valid & (b.targets != 0)).flatten()
+    rows = x.flatten(0, 1)
+    read = rows.masked_select(kept.unsqueeze(1).expand_as(rows)).view(-1, x.shape[-1])
+    return Read(read, *(t.flatten(0, 1)[kept] for t in (b.targets, b.weights, b.negatives, b.shares)))
+
+
 def _nonzero(model: Model, x: Tensor, valid: Tensor, b: Batch) -> Read:
     at = torch.where(b.targets != 0)
     return Read(x[at], b.targets[at], b.weights[at], b.negatives[at], b.shares[at])
@@ -1286,9 +1334,12 @@ def _some(b: Batch) -> tuple[Tensor, Tensor]:
 
 READOUT: dict[str, Readout] = {
     "rows": _rows, "shifted": _shifted, "last": lambda m, x, v, b: _one(x[:, -1], b),
+    "last-kept": lambda m, x, v, b: _one(x[:, -1:].squeeze(1), b),
+    "last-two": lambda m, x, v, b: _one(x[:, -2:].mean(1), b),
     "first": lambda m, x, v, b: _one(x[:, 0, :], b), "gather": _gathered, "index": _indexed,
     "index-counted": _counted, "flat-index": _last_of_flat, "one-hot": _one_hot, "slot-gather": _slot_gather,
-    "boolean": _boolean, "nonzero": _nonzero, "flat-nonzero": _flat_nonzero, "masked-mean": _masked_mean,
+    "boolean": _boolean, "selected": _selected, "nonzero": _nonzero, "flat-nonzero": _flat_nonzero,
+    "masked-mean": _masked_mean,
     "masked-mean-einsum": _masked_mean_counted, "masked-mean-bmm": _masked_mean_bmm, "softmax-pool": _softmax_pool,
     "max-pool": _max_pool, "weighted-sum": _weighted_sum, "target-attention": _target_attention,
     "plain-mean": lambda m, x, v, b: _one(x.mean(1), b), "plain-max": lambda m, x, v, b: _one(x.amax(1), b),
@@ -1544,7 +1595,7 @@ SLOT: dict[str, dict[str, Any]] = {
     "bias": BIAS, "feed": FEED, "after": ZERO, "readout": READOUT, "head": HEAD, "loss": LOSS,
 }  # fmt: skip
 
-_DATA_SIZED = {"boolean", "nonzero", "flat-nonzero"}
+_DATA_SIZED = {"boolean", "selected", "nonzero", "flat-nonzero"}
 _OWN_HEADS = {"hstu", "mha", "mha-weights", "mha-sequence-first", "mha-float-mask", "none"}
 _OWN_WEIGHTS = {*_OWN_HEADS, "sdpa", "sdpa-float", "sdpa-causal"}
 _ALWAYS_CAUSAL = {"sdpa-causal", "mha-float-mask"}

@@ -2,8 +2,8 @@
 
 The op computes the forward graph, and its gradient is the backward graph whatever that computes: nothing is derived.
 Where both are elementwise and the backward leaves a zero gradient zero, the op is tagged as pointwise, and passes may
-run it on fewer rows; any other is opaque, one op between regions that passes understand. Its name is made from its
-content, so that it is the same op in every process and for every size.
+run it on fewer rows. Of any other, passes may look at the bodies and make an op for fewer rows out of them. Its name is
+made from its content, so that it is the same op in every process and for every size.
 """
 
 from __future__ import annotations
@@ -50,6 +50,32 @@ class Function:
         return (found,) if isinstance(found, torch.Tensor) else tuple(found[: self.results])
 
 
+@dataclass(frozen=True)
+class Bodies:
+    """What a function computes, as functional ATen.
+
+    forward    of the arguments: what it returns, and what it saves
+    backward   of the gradients of what it returns, and of what was saved: a gradient for each argument
+    unwatched  results that have no gradient
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    unwatched: tuple[int, ...] = ()
+
+    def function(self) -> Function:
+        """The op; raises CannotMake."""
+        return _Making(self.forward, self.backward, self.unwatched).function()
+
+
+_BODIES: dict[torch._ops.OpOverload, Bodies] = {}
+
+
+def bodies_of(target: Any) -> Bodies | None:
+    """What an op of this module was made from."""
+    return _BODIES.get(target)
+
+
 def is_function(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is autograd_function_apply
 
@@ -61,7 +87,10 @@ def function_of(owner: fx.GraphModule, node: fx.Node) -> Function:
     bodies: list[Any] = [getattr(owner, str(body.target)) for body in node.args[:2]]  # type: ignore[union-attr]
     forward, backward = (_traced(body) for body in bodies)
     unwatched: Any = node.kwargs.get("non_differentiable_idx") or ()
-    return _Making(forward, backward, tuple(unwatched)).function()
+    made = Bodies(forward, backward, tuple(unwatched))
+    function = made.function()
+    _BODIES.setdefault(function.op, made)
+    return function
 
 
 def _traced(body: fx.GraphModule) -> fx.GraphModule:
@@ -292,26 +321,55 @@ def _keeps_zero(backward: fx.GraphModule) -> bool:
     (output,) = backward.graph.find_nodes(op="output")
     zero = set(backward.graph.find_nodes(op="placeholder")[:1])
     for node in backward.graph.nodes:
-        if node.op == "call_function" and _is_zero(node, zero):
+        if node.op == "call_function" and is_zero(node, zero):
             zero.add(node)
     return all(n in zero for n in pytree.tree_leaves(output.args[0]) if isinstance(n, fx.Node))
 
 
-def _is_zero(node: fx.Node, zero: set[fx.Node]) -> bool:
-    operands = [a for a in node.args if isinstance(a, fx.Node)]
-    name = node.target.overloadpacket.__name__  # type: ignore[union-attr]
-    if node.target in _COPIES:
-        return node.args[0] in zero
-    if name == "mul" and any(a in zero for a in operands):
+_PRODUCTS = {"mul", "matmul", "mm", "bmm", "mv", "einsum"}
+_SUMS = {"add", "sub", "minimum", "maximum", "cat", "stack"}
+_OF_THE_FIRST = {
+    "getitem", "reshape", "view", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze", "permute",
+    "transpose", "t", "expand", "repeat", "slice", "select", "flip", "split", "split_with_sizes", "chunk", "unbind",
+    "sum", "mean", "cumsum",
+}  # fmt: skip
+
+
+def is_zero(node: fx.Node, zero: set[fx.Node]) -> bool:
+    """Does an op make zeros where these values hold zeros? Of an op within each row: is its row zero where theirs are?
+
+    Anything times zero is zero, as everywhere in turbogr.
+    """
+    name = getattr(node.target, "overloadpacket", node.target).__name__  # type: ignore[union-attr]
+    operands = node.all_input_nodes
+
+    def zeros(*values: Any) -> bool:
+        return all(v in zero if isinstance(v, fx.Node) else isinstance(v, (int, float)) and v == 0 for v in values)
+
+    if node.target in _COPIES or name in _OF_THE_FIRST:
+        return zeros(node.args[0])
+    if name in _PRODUCTS and any(a in zero for a in operands):
         return True
-    if name == "div" and len(operands) == 2:
-        return node.args[0] in zero
-    if name in ("add", "sub", "minimum", "maximum") and len(operands) == 2:
-        return all(a in zero for a in operands)
-    if name == "where" and len(operands) == 3:
-        return all(a in zero for a in operands[1:])
-    if len(operands) != 1 or operands[0] not in zero or node.all_input_nodes != operands:
+    if name == "linear":
+        return zeros(node.args[0]) and len(operands) == 2
+    if name == "div":
+        return isinstance(node.args[0], fx.Node) and zeros(node.args[0])
+    if name in _SUMS and len(operands) > 1:
+        return zeros(*operands)
+    if name in ("where", "masked_fill"):
+        return zeros(*(node.args[1:] if name == "where" else node.args[::2]))
+    return operands == [*zero.intersection(operands)] and _is_zero_of_zero(node, operands)
+
+
+def _is_zero_of_zero(node: fx.Node, operands: list[fx.Node]) -> bool:
+    """By calling the op."""
+    target: Any = node.target
+    if len(operands) != 1 or "empty" in str(target):
         return False
     value = torch.zeros((), dtype=value_of(operands[0]).dtype)
-    with torch.no_grad():
-        return bool((node.target(*(value if a is operands[0] else a for a in node.args), **node.kwargs) == 0).all())  # type: ignore[operator]
+    try:
+        with torch.no_grad():
+            made = target(*(value if a is operands[0] else a for a in node.args), **node.kwargs)
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return False
+    return isinstance(made, torch.Tensor) and bool((made == 0).all())

@@ -186,14 +186,22 @@ def _copy(destination: torch.Tensor, source: torch.Tensor, non_blocking: bool = 
 
 
 def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
-    """As indexing by a mask of rows: trailing dims of size one stand for all elements of a row."""
+    """As indexing by a mask of rows: trailing dims of size one, or expanded from that, stand for all of a row."""
     rows = mask.dim()
-    while rows and same_shape(mask.shape[rows - 1 : rows], (1,)):
+    while rows and (same_shape(mask.shape[rows - 1 : rows], (1,)) or _is_expanded(mask, x, rows - 1)):
+        mask = mask.narrow(rows - 1, 0, 1)
         rows -= 1
     same = all(guard_or_false(a == b) for a, b in zip(x.shape, mask.shape[:rows], strict=False))
     if not rows or mask.dim() != x.dim() or not same:
         return NotImplemented
     return x[mask.reshape(mask.shape[:rows])].reshape(-1)
+
+
+def _is_expanded(mask: torch.Tensor, x: torch.Tensor, dim: int) -> bool:
+    """To the size of x: all of its elements along the dim are one in memory."""
+    mine, its = mask.shape[dim : dim + 1], x.shape[dim : dim + 1]
+    one = mask.dim() == x.dim() and guard_or_false(mask.stride(dim) == 0) and not same_shape(mine, (0,))
+    return one and same_shape(mine, its)
 
 
 def _of_pairs(scatter: Any) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ one (sequences times heads in one dim) it asks for the split, and evaluation sta
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from torch import fx
@@ -36,13 +37,19 @@ def step(sizes: Sizes, node: fx.Node, index: Index) -> tuple[fx.Node, Index] | N
     return found
 
 
-def follow(sizes: Sizes, node: fx.Node, index: Index) -> tuple[fx.Node, Index]:
-    """Through views as far as they can be followed."""
+def follow(
+    sizes: Sizes, node: fx.Node, index: Index, splittable: Collection[str] | None = None
+) -> tuple[fx.Node, Index]:
+    """Through views as far as they can be followed; other axes than those that are `splittable` stay whole."""
     while True:
         index = tidy(node, index)
         try:
             further = step(sizes, node, index)
         except Unknown:
+            further = None
+        except NeedsSplit as split:
+            if splittable is None or split.axis in splittable:
+                raise
             further = None
         if further is None:
             return node, index

@@ -159,7 +159,7 @@ class Axes:
 
     def operand(self, node: fx.Node, index: Index) -> Operand:
         given = tidy(node, index)
-        return Operand(*follow(self.sizes, node, given), node, given)
+        return Operand(*follow(self.sizes, node, given, self.names), node, given)
 
     def sequences(self, places: Iterable[tuple[fx.Node, Index]]) -> tuple[str, ...]:
         """Axes that make up dims which run over sequences of the batch."""

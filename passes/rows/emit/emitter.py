@@ -34,6 +34,7 @@ from ..declaration import declared
 from ..program import HasRow, Holds, RowSet, SeesKey
 from . import exits
 from .attention import attention
+from .functions import function
 from .values import GATHER, Values
 
 aten = torch.ops.aten
@@ -118,6 +119,9 @@ class Emitter(Values):
             for x in node.all_input_nodes:
                 if x in self.homes:
                     self._reads_padded.append((node, x, self.dense(x)))
+
+    def function(self, node: fx.Node, chosen: RowSet) -> Any:
+        return function(self, node, chosen)
 
     def _on_rows(self, node: fx.Node, decision: OnRows, chosen: RowSet) -> fx.Node:
         match decision:

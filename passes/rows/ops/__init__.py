@@ -16,6 +16,7 @@ scatters     writing into features
 recurrent    what is carried from row to row
 fourier      complex numbers, Fourier transforms
 derived      all others, by a generated table
+functions    `autograd.Function`, by its bodies
 packing      helpers for the packed side
 """
 
@@ -24,6 +25,7 @@ from . import (
     convolutions,
     derived,
     fourier,
+    functions,
     jagged,
     joins,
     lookups,
@@ -43,6 +45,7 @@ __all__ = [
     "convolutions",
     "derived",
     "fourier",
+    "functions",
     "jagged",
     "joins",
     "lookups",

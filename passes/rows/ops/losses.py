@@ -12,7 +12,7 @@ from ..calls import arg, rank_of, shape, tensors
 from ..declaration import EVERY, row_op
 from ..meaning import Predicate
 from ..zeros import NOWHERE_KNOWN
-from .pointwise import packed
+from .pointwise import packed, zero_of_zeros
 
 if TYPE_CHECKING:
     from ..axes import Dims, Typing
@@ -88,6 +88,14 @@ def _loss(t: Typing, n: fx.Node) -> Dims:
     return out if rank_of(n) else []
 
 
+def _loss_zeros(z: Zeros, n: fx.Node) -> Support:
+    """Without weight there is no loss; of zeros a loss may be zero."""
+    if not rank_of(n):
+        return NOWHERE_KNOWN
+    weight = arg(n, "weight")
+    return zero_of_zeros(z, n) | (z.factor(weight) if isinstance(weight, fx.Node) else NOWHERE_KNOWN)
+
+
 def _loss_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
     return "a mean or sum over rows" if rank_of(n) == 0 else r.aligned(n, s)
 
@@ -97,4 +105,4 @@ row_op("cross_entropy_loss", "nll_loss", "nll_loss_nd",
        mixes=_cross_entropy_mixes, zeros=_cross_entropy_zeros, packed=_cross_entropy_packed)  # fmt: skip
 row_op("binary_cross_entropy_with_logits", "binary_cross_entropy", "mse_loss", "l1_loss", "smooth_l1_loss",
        "huber_loss", "kl_div", "soft_margin_loss",
-       models=EVERY, axes=_loss, mixes=_loss_mixes, packed=packed)  # fmt: skip
+       models=EVERY, axes=_loss, mixes=_loss_mixes, zeros=_loss_zeros, packed=packed)  # fmt: skip

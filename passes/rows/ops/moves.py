@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 
 aten = torch.ops.aten
+FEW = 4  # times as many columns, at least, has what few are taken of
 
 
 def _resized_dims(t: Typing, n: fx.Node) -> Dims:
@@ -122,6 +123,8 @@ def _features_padded(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
 def resized(m: Moves, n: fx.Node) -> Move | None:
     x: Any = n.args[0]
     out, into = m.space_of(n), m.space_of(x)
+    if op(n) in ("slice", "narrow") and (few := _few(m, n)) is not None:
+        return few
     if out is None or into is None or out.sequence != into.sequence:
         return None
     dims = _changed(n)
@@ -146,6 +149,21 @@ def resized(m: Moves, n: fx.Node) -> Move | None:
     if start is None or not isinstance(step, int):
         return None
     return Move(out, ((x, Moved(out, into, start, step)),))
+
+
+def _few(m: Moves, n: fx.Node) -> Move | None:
+    """The last column, or the last three: a slice of so few that those alone are worth having."""
+    x, at = operand(n), dim_of(n)
+    into, count, start = m.space_of(x), shape(n)[at], _slice_start(n, shape(x)[at])
+    if into is None or not into.column or tuple(m.typing.atoms(x)[at]) != into.column or start is None:
+        return None
+    columns, step = m.typing.axes.seen(shape(x)[at]), arg(n, "step", 1) or 1
+    if not isinstance(count, int) or not isinstance(step, int) or not count or FEW * count > (columns or 0):
+        return None
+    out = Space(into.sequence, tuple(m.typing.atoms(n)[at]))
+    if m.space_of(n) not in (None, out, Space(into.sequence)):
+        return None
+    return Move(out, ((x, Moved(out, into, start, step)),), narrows=True)
 
 
 def _changed(n: fx.Node) -> list[int]:

@@ -465,3 +465,35 @@ def test_queries_that_are_pairs_are_read_as_they_are(table):
         return masked(ids, scores.masked_fill((ids == 0)[:, None, :], -1e9).softmax(-1) @ x)
 
     assert_same(step, table, *[(ids,) for ids in BATCHES])
+
+
+@pytest.mark.parametrize("numbers", [lambda ids: ids, lambda ids: ids.double() / 2, lambda ids: (ids > 1) & (ids != 4)])
+def test_rows_are_kept_by_what_is_not_zero(numbers, table):
+    """Numbers count as truth where they are not zero, and not only where they are one."""
+    watch = Watch()
+
+    def step(ids):
+        rows = numbers(ids).flatten().nonzero().squeeze(1)
+        return F.embedding(ids, table).flatten(0, 1)[rows].square().sum()
+
+    assert_same(step, table, *((ids,) for ids in BATCHES), worth="always", instruments=[watch])
+    assert watch.looks_up_packed
+
+
+def test_masks_that_are_expanded_over_features_select_rows(table):
+    watch = Watch()
+
+    def step(ids):
+        x = F.embedding(ids, table)
+        return x.masked_select((ids != 0).unsqueeze(-1).expand_as(x)).view(-1, FEATURES).square().sum()
+
+    assert_same(step, table, *((ids,) for ids in BATCHES), worth="always", instruments=[watch])
+    assert watch.looks_up_packed
+
+
+def test_masks_of_single_elements_select_elements(table):
+    def step(ids):
+        x = F.embedding(ids, table)
+        return x.masked_select((ids != 0).unsqueeze(-1) & (x.detach() > 0)).square().sum()
+
+    assert_same(step, table, *((ids,) for ids in BATCHES), worth="always")
