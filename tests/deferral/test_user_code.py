@@ -730,6 +730,21 @@ def test_same_on_the_default_target(code):
     assert_same(code, options=(("target", "cpu"),))
 
 
+def test_a_number_from_outside_is_no_symbol(recwarn):
+    """Its value would be one to torch, if it is a float64, and the compiler of the target would refuse it."""
+
+    def best_loss(model, called):
+        best = torch.tensor(100.0)
+        for weight in (0.5, 0.25):
+            loss = cross_entropy(called(IDS)) * torch.tensor(weight)
+            best = loss if loss < best else best
+            loss.backward()
+        return best
+
+    assert_same(best_loss, options=(("target", "cpu"),))
+    assert not [w for w in recwarn if "op by op" in str(w.message)]
+
+
 @pytest.mark.parametrize("target", ["cpu", "ascend-sim"])
 def test_a_second_derivative_of_a_compiled_step_raises(target):
     torch._dynamo.reset()

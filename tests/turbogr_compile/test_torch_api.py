@@ -461,6 +461,12 @@ def test_dispatch_modes_are_seen_and_can_be_left():
     assert aten.add.Tensor in ops and aten.mul.Tensor not in ops and not _torch.dispatch_modes()
 
 
+def test_a_number_without_data_has_no_value():
+    mode = _torch.new_fake_mode()
+    _torch.fake_of_sizes(mode, torch.tensor(2.0, dtype=torch.float64), set(), "x")
+    assert mode.shape_env is not None and not mode.shape_env.backed_var_to_val
+
+
 def test_assumptions_about_sizes_can_be_asked():
     mode = _torch.new_fake_mode()
     fake = _torch.fake_of_sizes(mode, torch.ones(4, 3), {0}, "x")
