@@ -117,6 +117,7 @@ class _Twin(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)  # who has no gradient has none of what it was made from
         twin = _torch.lazy_twin(tensor)
         return twin if twin is not None else tensor.clone()
 
@@ -130,6 +131,7 @@ class _Old(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parameter: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         return old.view_as(old)
 
     @staticmethod

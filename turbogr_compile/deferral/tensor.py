@@ -119,6 +119,7 @@ class _Carry(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, deferred: Any, real: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         twin = _torch.lazy_twin(real)  # no view: it may be written to
         return twin if twin is not None else real.clone()
 
