@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from turbogr_compile import _torch
 from turbogr_compile.deferral import model
 from turbogr_compile.deferral import step as step_of_deferral
 from turbogr_compile.deferral import tensor as tensor_of_deferral
@@ -743,6 +744,21 @@ def test_a_number_from_outside_is_no_symbol(recwarn):
 
     assert_same(best_loss, options=(("target", "cpu"),))
     assert not [w for w in recwarn if "op by op" in str(w.message)]
+
+
+def test_while_a_step_is_compiled_no_other_thread_compiles(monkeypatch):
+    compile_step, taken = step_of_deferral._compiled, []
+
+    def watched(*args):
+        other = threading.Thread(target=lambda: taken.append(_torch.compile_lock.acquire(blocking=False)))
+        other.start()
+        other.join()
+        return compile_step(*args)
+
+    monkeypatch.setattr(step_of_deferral, "_compiled", watched)
+    torch._dynamo.reset()
+    cross_entropy(compiled(made(Tower))(IDS)).backward()
+    assert taken == [False]
 
 
 @pytest.mark.parametrize("target", ["cpu", "ascend-sim"])

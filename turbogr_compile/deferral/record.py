@@ -11,7 +11,6 @@ reaches it from code that does not ask us (an `autograd.Function`, C++) is sent 
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +21,9 @@ from .. import _torch
 from .._torch import address_of, lazy_twin
 from ..errors import TurbogrError
 
-LOCK = threading.RLock()  # one record for all threads: their calls may meet in one sum
+# One record for all threads: their calls may meet in one sum. It is Dynamo's own lock, for steps are compiled under it:
+# tracing patches modules of torch, which no other thread may see.
+LOCK = _torch.compile_lock
 WAITING: dict[int, Value] = {}  # values that are not computed, and that user code has a tensor for
 
 
