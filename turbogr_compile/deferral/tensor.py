@@ -63,7 +63,7 @@ def tensor_for(value: Value) -> Deferred:
     if node.token is None:
         node.connect(compute)
     value.token = node.token
-    return _torch.apply_as_it_is(Link, node.anchor, value, _make)  # type: ignore[no-any-return]
+    return _torch.apply_as_it_is(Link, node.anchor, value, _make)
 
 
 def _link_of(x: Deferred) -> Any:
