@@ -213,6 +213,8 @@ class Step(torch.autograd.Function):
     def backward(ctx, *grads):
         wanted = [i for i, x in enumerate(ctx.inner) if isinstance(x, torch.Tensor) and x.requires_grad]
         pairs = [(r, g) for r, g in zip(ctx.results, grads, strict=True) if g is not None]
+        if not pairs:  # nobody has a gradient for it
+            return None, *(None for _ in ctx.inner)
         inputs = [ctx.inner[i] for i in wanted]
         results, given = zip(*pairs, strict=True)
         found = torch.autograd.grad(results, inputs, given, retain_graph=True, allow_unused=True)

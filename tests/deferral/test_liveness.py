@@ -7,6 +7,7 @@ import gc
 import json
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -129,8 +130,18 @@ def output_that_others_have(called, step):
     return kept[0].logits.sum().item()
 
 
+def by_a_weak_reference(called, step):
+    known = weakref.WeakValueDictionary()
+    for _ in range(2):
+        known["logits"] = logits = called(IDS)
+        cross_entropy(logits).backward()
+        step()
+        known["logits"].sum().item()
+
+
 DEAD, KEPT = (plain, flat_too, in_a_helper, model_output), (
     read_later, in_a_list, in_a_closure, in_a_handler, after_a_branch, through_locals, output_that_others_have,
+    by_a_weak_reference,
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from turbogr_compile import _torch
 from turbogr_compile.deferral import model
 from turbogr_compile.deferral import step as step_of_deferral
 from turbogr_compile.deferral import tensor as tensor_of_deferral
@@ -728,6 +729,36 @@ def test_a_step_that_is_not_compiled_is_the_same(monkeypatch):
 )  # fmt: skip
 def test_same_on_the_default_target(code):
     assert_same(code, options=(("target", "cpu"),))
+
+
+def test_a_number_from_outside_is_no_symbol(recwarn):
+    """Its value would be one to torch, if it is a float64, and the compiler of the target would refuse it."""
+
+    def best_loss(model, called):
+        best = torch.tensor(100.0)
+        for weight in (0.5, 0.25):
+            loss = cross_entropy(called(IDS)) * torch.tensor(weight)
+            best = loss if loss < best else best
+            loss.backward()
+        return best
+
+    assert_same(best_loss, options=(("target", "cpu"),))
+    assert not [w for w in recwarn if "op by op" in str(w.message)]
+
+
+def test_while_a_step_is_compiled_no_other_thread_compiles(monkeypatch):
+    compile_step, taken = step_of_deferral._compiled, []
+
+    def watched(*args):
+        other = threading.Thread(target=lambda: taken.append(_torch.compile_lock.acquire(blocking=False)))
+        other.start()
+        other.join()
+        return compile_step(*args)
+
+    monkeypatch.setattr(step_of_deferral, "_compiled", watched)
+    torch._dynamo.reset()
+    cross_entropy(compiled(made(Tower))(IDS)).backward()
+    assert taken == [False]
 
 
 @pytest.mark.parametrize("target", ["cpu", "ascend-sim"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from datetime import timedelta
 from functools import lru_cache
 from types import SimpleNamespace
@@ -459,6 +460,27 @@ def test_dispatch_modes_are_seen_and_can_be_left():
         with _torch.without_modes():
             torch.ones(1) * 2
     assert aten.add.Tensor in ops and aten.mul.Tensor not in ops and not _torch.dispatch_modes()
+
+
+def test_the_lock_of_compilations_is_held_while_one_is_under_way():
+    taken = []
+
+    def backend(module, inputs):
+        other = threading.Thread(target=lambda: taken.append(_torch.compile_lock.acquire(blocking=False)))
+        other.start()
+        other.join()
+        return module.forward
+
+    torch._dynamo.reset()
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+    assert taken == [False] and _torch.compile_lock.acquire(blocking=False)
+    _torch.compile_lock.release()
+
+
+def test_a_number_without_data_has_no_value():
+    mode = _torch.new_fake_mode()
+    _torch.fake_of_sizes(mode, torch.tensor(2.0, dtype=torch.float64), set(), "x")
+    assert mode.shape_env is not None and not mode.shape_env.backed_var_to_val
 
 
 def test_assumptions_about_sizes_can_be_asked():

@@ -128,6 +128,8 @@ def fake_of_sizes(mode: FakeTensorMode, x: torch.Tensor, dynamic: set[int], name
     """A fake twin whose `dynamic` dims are symbols, the same symbol for the same size."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
+    if not x.dim():  # with a source, its value would be a symbol, which some compilers refuse
+        return mode.from_tensor(x, static_shapes=True)
     sizes = [DimDynamic.DUCK if d in dynamic else DimDynamic.STATIC for d in range(x.dim())]
     settings: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
     return mode.from_tensor(x, symbolic_context=settings, source=ConstantSource(name))

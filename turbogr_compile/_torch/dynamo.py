@@ -27,6 +27,7 @@ from .tracing import is_traceable_wrapper_subclass
 
 enter_autocast = torch.amp.autocast_mode._enter_autocast  # nodes Dynamo records for `torch.autocast`
 exit_autocast = torch.amp.autocast_mode._exit_autocast
+compile_lock = torch._dynamo.convert_frame.compile_lock  # while one thread compiles, no other one does
 SIGNALS = (torch._dynamo.exc.RestartAnalysis, torch._dynamo.exc.SkipFrame)  # to Dynamo: not errors
 set_grad_enabled = torch._C._set_grad_enabled  # node Dynamo records for `torch.no_grad`
 get_data_attr = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]  # what Dynamo makes of `x.data`
@@ -43,6 +44,7 @@ __all__ = [
     "backend_errors_unwrapped",
     "break_reason",
     "compile_id",
+    "compile_lock",
     "copy_graph",
     "enter_autocast",
     "exit_autocast",

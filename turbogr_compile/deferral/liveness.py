@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import sys
 import types
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,7 +53,8 @@ def _unread(tensors: list[Any]) -> set[int]:
     """Ids of those that are held by variables which are set before they are read, and by nothing else."""
     tensors.append(object())  # nobody else has this one: its references are ours
     *counts, ours = [sys.getrefcount(t) for t in tensors]
-    left = {id(t): n - ours for t, n in zip(tensors[:-1], counts, strict=True) if t is not None}
+    held = zip(tensors[:-1], counts, strict=True)
+    left = {id(t): n - ours for t, n in held if t is not None and weakref.getweakrefcount(t) == 1}  # that is ours
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and any(left.values()):
         if frame.f_code.co_flags & _FUNCTION and not frame.f_globals.get("__name__", "").startswith(_BETWEEN):

@@ -11,7 +11,6 @@ reaches it from code that does not ask us (an `autograd.Function`, C++) is sent 
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +21,9 @@ from .. import _torch
 from .._torch import address_of, lazy_twin
 from ..errors import TurbogrError
 
-LOCK = threading.RLock()  # one record for all threads: their calls may meet in one sum
+# One record for all threads: their calls may meet in one sum. It is Dynamo's own lock, for steps are compiled under it:
+# tracing patches modules of torch, which no other thread may see.
+LOCK = _torch.compile_lock
 WAITING: dict[int, Value] = {}  # values that are not computed, and that user code has a tensor for
 
 
@@ -117,6 +118,7 @@ class _Twin(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)  # who has no gradient has none of what it was made from
         twin = _torch.lazy_twin(tensor)
         return twin if twin is not None else tensor.clone()
 
@@ -130,6 +132,7 @@ class _Old(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parameter: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         return old.view_as(old)
 
     @staticmethod

@@ -63,7 +63,7 @@ def tensor_for(value: Value) -> Deferred:
     if node.token is None:
         node.connect(compute)
     value.token = node.token
-    return _torch.apply_as_it_is(Link, node.anchor, value, _make)  # type: ignore[no-any-return]
+    return _torch.apply_as_it_is(Link, node.anchor, value, _make)
 
 
 def _link_of(x: Deferred) -> Any:
@@ -119,6 +119,7 @@ class _Carry(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, deferred: Any, real: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         twin = _torch.lazy_twin(real)  # no view: it may be written to
         return twin if twin is not None else real.clone()
 
