@@ -283,7 +283,7 @@ def _each_then_all(loss: Any) -> Identity:
 NO_REDUCTION, MEAN, SUM = range(3)
 for _loss in (
     aten.binary_cross_entropy, aten.binary_cross_entropy_with_logits, aten.mse_loss, aten.l1_loss, aten.smooth_l1_loss,
-    aten.huber_loss, aten.kl_div, aten.soft_margin_loss,
+    aten.huber_loss, aten.kl_div,
 ):  # fmt: skip
     _is(_loss.default)(_each_then_all(_loss.default))
 

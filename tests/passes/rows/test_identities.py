@@ -31,7 +31,12 @@ X[0, 0] = -0.0
 STATISTICS = (floats(5), floats(5).abs())
 HALF = tuple(s.float() for s in STATISTICS)
 IMAGES = floats(2, 8, 4, 6)
+SHARES = (floats(4, 5).sigmoid(), floats(4, 5).sigmoid())
 CALLS = [
+    *[(loss.default, SHARES, {"weight": ROWS[:1].double(), "reduction": kind}) for kind in (1, 2)
+      for loss in (aten.binary_cross_entropy, aten.binary_cross_entropy_with_logits)],
+    *[(loss.default, SHARES, {"reduction": kind}) for kind in (1, 2)
+      for loss in (aten.mse_loss, aten.l1_loss, aten.smooth_l1_loss, aten.huber_loss, aten.kl_div)],
     (aten.scatter_add.default, (X, 0, ROWS, floats(3, 5))),
     (aten.scatter_add.default, (places(4, 5), 1, ROWS, places(3, 5))),
     (aten.index_add.default, (X, 0, TWICE, floats(3, 5)), {"alpha": 0.5}),
