@@ -477,6 +477,25 @@ def test_the_lock_of_compilations_is_held_while_one_is_under_way():
     _torch.compile_lock.release()
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_gradient_edge_keeps_its_graph(grad):
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2
+
+    x = torch.ones(2, requires_grad=True)
+    y = Twice.apply(x)
+    with torch.set_grad_enabled(grad):
+        edge = _torch.gradient_edge(y)
+    del y
+    assert torch.autograd.grad([edge], x, [torch.ones(2)])[0].tolist() == [2, 2]
+
+
 def test_a_number_without_data_has_no_value():
     mode = _torch.new_fake_mode()
     _torch.fake_of_sizes(mode, torch.tensor(2.0, dtype=torch.float64), set(), "x")
