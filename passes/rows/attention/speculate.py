@@ -25,15 +25,17 @@ _LARGEST = 2**26
 def pattern(ev: Evaluator, seen: torch.Tensor, index: Index) -> Table | None:
     """A tensor of queries and keys that holds few values, each over a range of distances.
 
-    Where there are no scores, any two axes may be queries and keys.
+    Where there are no scores, any two axes of one size may be queries and keys: lengths of a batch that grow by one
+    make a triangle, too.
     """
     dims = [d for d, s in enumerate(seen.shape) if s > 1]
     if len(dims) != 2 or seen.numel() > _LARGEST:
         return None
+    square = seen.shape[dims[0]] == seen.shape[dims[1]]
     rows, columns = (index[d] for d in dims)
     pairs = {bool(QUERY in i.axes) + 2 * bool(i.axes & KEYS) for i in (rows, columns)}
     apart = bool(rows.axes) and bool(columns.axes) and not rows.axes & columns.axes
-    if pairs != {1, 2} and not (apart and ev.of_any_axes):
+    if pairs != {1, 2} and not (apart and ev.of_any_axes and square):
         return None
     return _by_distance(ev, seen.reshape([seen.shape[d] for d in dims]), columns - rows)
 
