@@ -20,7 +20,7 @@ def receipts_of(graph: fx.Graph) -> dict[int, int]:
     inputs = {node: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}
     targets = [getattr(torch.ops.turbogr, name).default for name in _LOOKUPS]
     nodes = [n for target in targets for n in graph.find_nodes(op="call_function", target=target)]
-    return {inputs[n.args[1]]: n.args[-1] for n in nodes if n.args[1] in inputs}  # type: ignore[index,misc]
+    return {inputs[n.args[1]]: n.args[-1] for n in nodes if n.args[1] in inputs}
 
 
 @contextmanager
