@@ -147,6 +147,11 @@ KEPT_PASSES = {
         "loss = (p @ torch.tanh(x @ O))[:, -1].square().sum()",
         {},
     ),
+    "rows that a mask keeps, and where they are": (
+        "m = ids != 0\nx = F.layer_norm(F.embedding(ids, E), (D,))\nl = F.cross_entropy((x @ W)[m], tgt[m])\n"
+        "r = torch.zeros(B, D).index_add(0, m.nonzero()[:, 0], x[m])\nloss = l + r.square().sum()",
+        {},
+    ),
     "a product that broadcasts its bias": (
         "x = (F.embedding(ids, E) @ Q) * (ids != 0)[..., None]\n"
         "loss = torch.baddbmm(torch.zeros(1, 1, 1), x, x.mT).tanh().sum()",

@@ -61,7 +61,8 @@ def test_guards_can_be_forbidden(graph):
 def test_unbacked_sizes_are_found():
     graph = trace_graph(lambda x: x.nonzero(), "f32[4]").graph
     (node,) = graph.find_nodes(op="call_function", target=aten.nonzero.default)
-    assert len(_torch.free_unbacked(node.meta["val"])) == 1
+    (size,) = _torch.free_unbacked(node.meta["val"])
+    assert node.meta["unbacked_bindings"] == {size: _torch.path_of_size(0)}
 
 
 def test_sizes_are_made_of_operations_that_are_known():

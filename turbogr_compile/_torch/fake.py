@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import (
     guard_or_false,  # a guard where sizes are known in the call seen, False where only the run knows them
     statically_known_true,
 )
+from torch.utils._pytree import SequenceKey
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod  # what sizes are made of
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "new_fake_mode",
     "new_guards",
     "new_row_count",
+    "path_of_size",
     "propagate",
     "shape_env_of",
     "size_operator",
@@ -95,6 +97,13 @@ def free_unbacked(value: Any) -> set[Any]:
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     return set(free_unbacked_symbols(value))
+
+
+def path_of_size(dim: int) -> tuple[Any, ...]:
+    """Where a size that a tensor defines is found in it, as torch writes it down in `unbacked_bindings`."""
+    from torch.fx.experimental.symbolic_shapes import CallMethodKey
+
+    return CallMethodKey("size"), SequenceKey(dim)
 
 
 def fake_inputs(inputs: Any) -> list[Any]:

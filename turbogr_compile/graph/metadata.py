@@ -11,6 +11,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from .. import _torch
 from ..errors import VerifyError
 from .provenance import line_of
+from .shapes import expression
 
 Signature = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
@@ -43,7 +44,27 @@ def refresh(module: fx.GraphModule, before: dict[fx.Node, Signature]) -> list[fx
         done.append(node)
         if not same_tensor(old, node.meta["val"]):
             moved.add(node)
+    _define_counts(module.graph)
     return done
+
+
+def _define_counts(graph: fx.Graph) -> None:
+    """Of picks by one mask the first defines their number; where a pass took it away, the next one does."""
+    counting = [n for n in graph.nodes if n.op == "call_function" and _counts_what_it_reads(n)]
+    if not counting:
+        return
+    known = {u for n in graph.nodes if n.op == "placeholder" for u in _unbacked(n.meta.get("val"))}
+    known |= {u for n in graph.nodes for u in n.meta.get("unbacked_bindings") or ()}
+    for node in counting:
+        value = node.meta.get("val")
+        sizes = value.shape if isinstance(value, torch.Tensor) else ()
+        found = {
+            u: _torch.path_of_size(dim)
+            for dim, size in enumerate(sizes) for u in _unbacked(size) - known if expression(size) == u
+        }  # fmt: skip
+        if found:
+            node.meta["unbacked_bindings"] = found
+            known |= found.keys()
 
 
 def recompute_all(module: fx.GraphModule) -> dict[fx.Node, Any]:
