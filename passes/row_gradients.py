@@ -49,13 +49,14 @@ class RowGradients(Pass):
 
 
 def _keep_rows(graph: fx.Graph, node: fx.Node, ctx: Context) -> None:
-    total, number = node.args
+    given: Any = node.args
+    total, number = given
     sums: list[fx.Node] = []
     parts = list(_parts(total, sums))
     kept = [_rows(part) for part in parts]
     for part, found in zip(parts, kept, strict=True):
         if found is None:
-            text = f"%{part.name} is a gradient of all of table {table_of(number).name!r}"  # type: ignore[arg-type]
+            text = f"%{part.name} is a gradient of all of table {table_of(number).name!r}"
             ctx.missed("dense-gradient", text, part, "look rows up in the model, and do nothing else with the table")
     if not any(kept):
         return

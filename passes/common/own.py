@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -18,15 +20,15 @@ def own_lookups(graph: fx.Graph) -> list[fx.Node]:
 
 def see_tables(graph: fx.Graph, ctx: Context) -> bool:
     """Whether there are lookups; they become embeddings, all of a table in the same value."""
-    together: dict[tuple[object, ...], list[fx.Node]] = {}
+    together: dict[tuple[Any, ...], list[fx.Node]] = {}
     for node in own_lookups(graph) if ctx.target in TARGETS else ():
         weight, receipts, _, number = node.args
         together.setdefault((weight, receipts, number), []).append(node)
     for given, nodes in together.items():
-        table = table_of(given[2])  # type: ignore[arg-type]
+        table = table_of(given[2])
         with ctx.rewrite("see table", *nodes):
             with graph.inserting_before(nodes[0]):
-                whole = graph.call_function(ops.own_table.default, given)  # type: ignore[arg-type]
+                whole = graph.call_function(ops.own_table.default, given)
             for node in nodes:
                 with graph.inserting_before(node):
                     found = graph.call_function(aten.embedding.default, (whole, node.args[2], table.padding))

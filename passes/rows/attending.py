@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from .attention.builder import Layout, Packed
 from .attention.checks import Check, Finite, GapAtMost, Same, SeesKey, SizeOfScores, TwoValues
 from .attention.find import FUSED, is_candidate
 from .attention.formula import KEY, QUERY, ZERO, Formula, Index, Size, axes_of
 from .attention.language import Data, Refused, Test
-from .attention.lower import Layout, Packed, lowered
+from .attention.lower import lowered
 from .attention.normal import NormalForm
 from .attention.recognise import recognise
 from .attention.table import Table

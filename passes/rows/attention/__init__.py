@@ -27,4 +27,7 @@ grid        all of it evaluated on a batch, for reference
 facts       what recognition asks of the engine
 recognise   the way in
 lower       the way out: arguments of the op
+writing     tables and sums as ops of the packed graph
+bias_arguments  biases as arguments of the op
+builder     what that graph is made with
 """

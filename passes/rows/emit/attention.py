@@ -12,9 +12,10 @@ from torch import fx
 from ....graph.costs import PAIRS
 from ....graph.nodes import tensor
 from ..attending import Attention, is_plain, unreadable
+from ..attention.builder import Layout, Packed
 from ..attention.formula import KEY, QUERY, Formula, Index, Size, Sizes, size_of
 from ..attention.grid import Places, along_groups
-from ..attention.lower import Layout, Packed, lowered
+from ..attention.lower import lowered
 from ..attention.table import Table
 from ..calls import is_tensor, product, shape
 from ..matching import ordered

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
@@ -10,17 +10,17 @@ import torch
 from torch import fx
 
 from .... import _torch
-from ....graph.nodes import tensor
 from ....pipeline.capacity import Capacity
 from ....runtime.prologue import add_input
 from ....runtime.specialize import ROUNDED
-from ..calls import COPIES, VIEWS, Size, arg, is_tensor, op, product, size, value_of
+from ..calls import Size, is_tensor, product, size, value_of
 from ..demand import DemandAnalysis
 from ..meaning import Predicate, Within
 from ..program import BatchCheck, InRange, Program, Recipe, Rows, RowSet, subgraph
 from ..sets import Holding, Terms, VisibleTo
 from ..spaces import Numbered, Projected, Relation, Space, Taken
 from .building import Builder
+from .finite import FiniteInputs
 
 
 class Inputs(Builder):
@@ -36,8 +36,7 @@ class Inputs(Builder):
         self._recipes: dict[str, Recipe] = {}
         self._checks: list[BatchCheck] = []
         self._needed: dict[fx.Node, None] = {}
-        self._entries: dict[int, str] = {}
-        self._readers: set[fx.Node] = set()
+        self._finite = FiniteInputs(an)
 
     def set_of(self, space: Space, terms: Terms | None, *, exact: bool = False) -> RowSet:
         """`exact`: the number of rows may not be rounded."""
@@ -215,69 +214,12 @@ class Inputs(Builder):
             self.check(check)
 
     def note_entry(self, *padded: fx.Node, chosen: RowSet | None = None) -> None:
-        """Rows of padded values are left out, among which one may hold what spreads: zero times NaN is NaN in eager.
-
-        What their pads hold comes from inputs.
-        """
-        for given in self._inputs_behind(padded):
-            if not self._is_parameter(given) and not self._selected_away(given, chosen):
-                self._entries[self.placeholders.index(given)] = given.name
-
-    def _is_parameter(self, given: fx.Node) -> bool:
-        """What gets gradients is an input all the same where it has sequences, or where it is no model's parameter."""
-        if given not in self.an.meanings.tainted or any(
-            set(s.sequence) <= set(self.typing.flat(given)) for s in self.an.spaces
-        ):
-            return False
-        return self.an.meanings.known.is_parameter(given)
+        """Rows of padded values are left out, among which one may hold what spreads."""
+        self._finite.behind(padded, chosen)
 
     def note_readers(self, x: fx.Node, chosen: RowSet) -> None:
-        """Padded values are computed from rows of which some are left out, and send gradients back to all of them.
-
-        Those of the rows left out are nothing times what readers multiply with, which NaN in eager would spread.
-        """
-        todo, beside = list(x.users), set[fx.Node]()
-        while todo:
-            user = todo.pop()
-            if user in self._readers or user in self.an.decisions or user not in self.an.meanings.tainted:
-                continue
-            self._readers.add(user)
-            todo += user.users
-            beside.update(user.all_input_nodes)
-        self.note_entry(*(beside - self._readers - self.an.decisions.keys()), chosen=chosen)
-
-    def _inputs_behind(self, padded: Iterable[fx.Node]) -> Iterator[fx.Node]:
-        """Floating-point inputs that padded values are computed from; packed ones have been asked for on their own."""
-        todo, done = list(padded), set(padded)
-        while todo:
-            node = todo.pop()
-            value = tensor(node)
-            if node.op == "placeholder" and value is not None and value.is_floating_point():
-                yield node
-            table = arg(node, "weight") if op(node) == "embedding" else None  # rows nobody looks up spread nothing
-            todo += [n for n in node.all_input_nodes if n not in done and n not in self.an.decisions and n is not table]
-            done.update(todo)
-
-    def _selected_away(self, x: fx.Node, chosen: RowSet | None) -> bool:
-        """Are the rows that a set leaves out replaced by zeros before anything is computed from them?"""
-        if chosen is None or chosen.terms is None:
-            return False
-        kept = [t.predicates for t in chosen.terms if isinstance(t, Holding) and t.space == chosen.space]
-        return self._only_selected(x, kept)
-
-    def _only_selected(self, x: fx.Node, kept: list[frozenset[Predicate | Within]]) -> bool:
-        inside = {n for a in self.an.attentions.values() for n in a.form.chain}
-        return all(self._selects(u, x, kept) for u in x.users if u in self.an.wanted or u in inside)
-
-    def _selects(self, user: fx.Node, x: fx.Node, kept: list[frozenset[Predicate | Within]]) -> bool:
-        """Does a user of a value read it only where one of these sets of predicates holds?"""
-        value = tensor(user)
-        if op(user) in VIEWS | COPIES:
-            return self._only_selected(user, kept)
-        if value is not None and not value.is_floating_point():
-            return True
-        mine = {"where": (arg(user, "self"), arg(user, "other")), "masked_fill": (arg(user, "self"),)}.get(op(user), ())
-        return x in mine and any(predicates <= self.an.zeros.support(user) for predicates in kept)
+        """Padded values are computed from rows of which some are left out."""
+        self._finite.beside(x, chosen)
 
     def _promised(self) -> dict[RowSet, Size]:
         """Row counts that the graph was made for: those of rows the caller has packed."""
@@ -305,7 +247,7 @@ class Inputs(Builder):
         program = Program(
             subgraph(original, [copies[n] for n in order]), order, self.typing, self.symbols,
             self._recipes, self._checks, list(self.an.meanings.speculations.values()), list(self._sets.values()),
-            list(self._entries.items()), self._promised(), self.capacity,
+            [(self.placeholders.index(x), x.name) for x in self._finite.inputs], self._promised(), self.capacity,
         )  # fmt: skip
         for node in self._inputs.values():
             node.meta["turbogr_provider"] = program.provider(node.name)

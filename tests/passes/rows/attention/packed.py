@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from turbogr_compile.passes.rows.attention.builder import Layout, Packed
 from turbogr_compile.passes.rows.attention.checks import failed
 from turbogr_compile.passes.rows.attention.facts import values_of
 from turbogr_compile.passes.rows.attention.formula import KEY, QUERY, Formula, Index, Size
 from turbogr_compile.passes.rows.attention.grid import symbols_in
 from turbogr_compile.passes.rows.attention.language import Refused
-from turbogr_compile.passes.rows.attention.lower import Layout, Packed, lowered
+from turbogr_compile.passes.rows.attention.lower import lowered
 from turbogr_compile.passes.rows.attention.normal import NormalForm
 from turbogr_compile.passes.rows.attention.numbers import ASSUMES_BOUNDED, ASSUMES_EXP, BOUND
 
