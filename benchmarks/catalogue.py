@@ -1,6 +1,6 @@
 """What a training step of one process costs as the catalogue grows: time and memory, with gradients of rows and dense.
 
-    python benchmarks/catalogue.py [--items 100000,1000000,4000000,16000000] [--dense] [--json FILE]
+    python benchmarks/catalogue.py [--items 100000,1000000,4000000,16000000] [--dense] [--malloc]
 
 One HSTU, one batch shape, tables of several sizes in turns within one process; seconds are of CPU time, the least of
 several. `--dense` adds the gradient that `nn.Embedding` has, with Adagrad on the rows in which it is not zero, up to
@@ -10,7 +10,6 @@ a million items. `--malloc` asks the C library to keep what is freed, as the job
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -107,7 +106,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--max-len", type=int, default=512)
     parser.add_argument("--negatives", type=int, default=128)
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.malloc:
@@ -121,8 +119,6 @@ def main() -> None:
               f"{one['memory'] / MIB:8.0f} MiB, {over:.2f} of the table")  # fmt: skip
     rows = [one["seconds"] for one in found if one["way"] == "rows"]
     print(f"largest of rows over smallest: {max(rows) / min(rows):.2f}")
-    if given.json:
-        given.json.write_text(json.dumps({"items": found}))
 
 
 if __name__ == "__main__":

@@ -68,8 +68,8 @@ def test_wrong_commands(capfd):
 ABSENT = {
     "bench": ("--from", "nowhere.json"), "bisect": ("nowhere.py:f",), "cost": ("nothing",),
     "diff": ("nowhere", "there"), "doctor": ("nothing",), "explain": ("nowhere.py:f",),
-    "passes": ("--pipeline", "nothing"), "report": ("nowhere",), "run": ("nowhere.py:f",),
-    "simulate": ("--costs", "nowhere"), "train": ("--data", "nowhere"), "view": ("nowhere",),
+    "passes": ("--pipeline", "nothing"), "plan": ("--data", "nowhere"), "report": ("nowhere",),
+    "run": ("nowhere.py:f",), "simulate": ("--costs", "nowhere"), "train": ("--data", "nowhere"), "view": ("nowhere",),
 }  # fmt: skip
 
 
