@@ -29,7 +29,7 @@ _EVALUATED = 1 << 32  # epochs stay below: users of an evaluation are drawn apar
 
 
 class Batches:
-    """Batches of one rank. Ranks build it alike, but for `rank`: same number of steps, none of which has a sample twice.
+    """Batches of one rank. Ranks build it alike, but for `rank`: same number of steps, no sample twice in a step.
 
     order     shuffled; bucketed (similar lengths meet); balanced (ranks get equal work, steps keep their users);
               window (several steps are balanced together, which changes who meets in a step)
