@@ -77,17 +77,11 @@ class PackRows(Pass):
         with ctx.part("take apart"):
             apart = self._with_origins(take_apart(graph))
         found = self._analyse(graph, ctx)
-        with ctx.part("take apart"):
-            more = self._with_origins(
-                [
-                    *take_apart_sorted(graph, found),
-                    *take_apart_picked(graph, found),
-                    *take_apart_sparse_products(graph, found),
-                    *take_apart_at_ends(graph, found),
-                ]
-            )
-        if more:
-            apart, found = [*apart, *more], self._analyse(graph, ctx)
+        for take in (take_apart_sorted, take_apart_picked, take_apart_sparse_products, take_apart_at_ends):
+            with ctx.part("take apart"):
+                more = self._with_origins(take(graph, found))
+            if more:  # the next one asks about the graph that it finds
+                apart, found = [*apart, *more], self._analyse(graph, ctx)
         pays = _packs(found) and _pays(found, ctx)
         gains = [each for each in apart if pays and is_gain(each, found)]
         for each in reversed(apart):

@@ -152,6 +152,13 @@ KEPT_PASSES = {
         "r = torch.zeros(B, D).index_add(0, m.nonzero()[:, 0], x[m])\nloss = l + r.square().sum()",
         {},
     ),
+    "rows that are picked, and the weights of others beside them": (
+        "x = F.embedding(ids, E)\nx = (lambda c: x.index_put((c,), (x[c] @ Q).tanh()))(x @ w > 0)\n"
+        "c = F.embedding(label, E2)\ns = (x @ c.unsqueeze(-1)).squeeze(-1)\n"
+        "o = (torch.where(mask, s, float('-inf')).softmax(-1).unsqueeze(1) @ x).expand(B, N, D)\n"
+        "loss = F.cross_entropy((o @ W)[:, :-1].flatten(0, 1), tgt[:, 1:].flatten(), ignore_index=0)",
+        {},
+    ),
     "a product that broadcasts its bias": (
         "x = (F.embedding(ids, E) @ Q) * (ids != 0)[..., None]\n"
         "loss = torch.baddbmm(torch.zeros(1, 1, 1), x, x.mT).tanh().sum()",
