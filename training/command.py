@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from ..errors import OptionError
 from .config import Config, read_file
 from .folder import RunFolder
 
@@ -65,13 +66,15 @@ def plan(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from . import build, needs
     from .progress import Reading
 
+    if options.ranks < 1:
+        raise OptionError(f"--ranks must be at least 1, not {options.ranks}")
     config = settings_of(options)
     with tempfile.TemporaryDirectory() as folder:  # generated data, which nobody keeps
         catalogue = build.histories(config, Path(folder) / "data", Reading(shown=not options.quiet)).catalogue
     found, has = needs.needs(config, catalogue, options.ranks), needs.available()
     data = {"catalogue": catalogue, "ranks": options.ranks, "memory": found.memory, "available": has,
             "always": dict(found.always), "moments": dict(found.moments), "disk": found.disk}  # fmt: skip
-    return data, f"{catalogue:,} items\n{needs.text_of(found, has, options.out)}"
+    return data, f"{catalogue:,} items\n{needs.text_of(found, has, options.out, options.ranks)}"
 
 
 def again(options: argparse.Namespace) -> str:

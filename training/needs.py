@@ -22,6 +22,7 @@ PER_LAYER = {"hstu": 12.1, "sasrec": 16.1, "fuxi": 29.1}  # widths kept by a pac
 BESIDE = 6.0  # widths kept by what is not a layer
 SLOPES = 3.0  # numbers kept for each negative
 GIB = 2**30
+CONTAINER = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,9 @@ def needs(config: Config, catalogue: int, ranks: int = 1, keep: int = 2) -> Need
     if config.evaluate_users:
         scores = config.batch * catalogue * 4.0 * 2
         moments["scores of an evaluation"] = scores + (catalogue * width * 4.0 if ranks > 1 else 0)
-    stored = always["item table"] + always["a number for each of its rows"] + count["dense"] * number * 3
-    return Needs(always, moments, stored * ranks * (keep + 1) if config.save_every else 0.0)
+    shared = (always["item table"] + always["a number for each of its rows"]) * ranks
+    stored = shared + count["dense"] * number * 3  # which is alike on all ranks, and stored once
+    return Needs(always, moments, stored * (keep + 1) if config.save_every else 0.0)
 
 
 ADVICE = {
@@ -79,20 +81,24 @@ def available() -> float | None:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         found.append(next(int(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable")))
-        most = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        most = (CONTAINER / "memory.max").read_text().strip()
         if most != "max":
-            found.append(float(most) - float(Path("/sys/fs/cgroup/memory.current").read_text()))
+            # Files that were read are counted as used, and given up where memory is asked for.
+            lines = (CONTAINER / "memory.stat").read_text().splitlines()
+            files = next(float(line.split()[1]) for line in lines if line.startswith("inactive_file"))
+            found.append(float(most) - float((CONTAINER / "memory.current").read_text()) + files)
     except (OSError, StopIteration, ValueError):
         pass
     return min(found) if found else None
 
 
-def text_of(found: Needs, has: float | None, folder: Path) -> str:
+def text_of(found: Needs, has: float | None, folder: Path, ranks: int = 1) -> str:
     """A line for each part, what it comes to, and what to change where it does not fit."""
     rows = [*found.always.items(), *found.moments.items()]
     lines = [f"{size / GIB:9.2f} GiB  {name}" for name, size in rows]
+    each = f", for each of {ranks} processes," if ranks > 1 else ""
     there = "" if has is None else f" of {has / GIB:.2f} that there are"
-    lines.append(f"{found.memory / GIB:9.2f} GiB  in memory{there}")
+    lines.append(f"{found.memory / GIB:9.2f} GiB  in memory{each}{there}")
     free = shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.exists())).free
     if found.disk:
         lines.append(f"{found.disk / GIB:9.2f} GiB  of checkpoints, of {free / GIB:.2f} free")

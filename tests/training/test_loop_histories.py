@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from turbogr_compile.commands import main
 from turbogr_compile.training import build, progress
 from turbogr_compile.training.config import Config
-from turbogr_compile.training.data import Batches, Histories, generate, open_histories
+from turbogr_compile.training.data import Batches, Histories, generate, open_histories, reader
 from turbogr_compile.training.flops import forward_flops, step_cost, step_flops
 
 SMALLEST = {
@@ -108,3 +109,30 @@ def test_a_cache_tells_data_sets_apart_by_what_is_in_them(tmp_path):
         open_histories(folder, cache=tmp_path / "cache")
         found.append(len(list((tmp_path / "cache").glob("histories-*"))))
     assert found == [1, 2]
+
+
+def test_a_file_that_was_changed_where_nobody_looks_is_read_again(tmp_path, monkeypatch):
+    """In place, with its old size and time, as some tools leave it."""
+    monkeypatch.setattr(reader, "BLOCK", 8)
+    folder = generate(tmp_path / "files", users=30, items=20, mean_length=10)
+    log = max(folder.rglob("*.csv"), key=lambda path: path.stat().st_size)
+    before = open_histories(folder, cache=tmp_path / "cache")
+    blocks = [max(0, log.stat().st_size - 8) * i // (reader.BLOCKS - 1) for i in range(reader.BLOCKS)]
+    text, written = log.read_bytes(), log.stat().st_mtime_ns
+    dropped = next(at for at in range(blocks[1] + 8, blocks[2]) if text[at : at + 1] == b"\n")
+    log.write_bytes(text[:dropped] + b" " + text[dropped + 1 :])  # two rows are one that is wrong
+    os.utime(log, ns=(written, written))
+    after = open_histories(folder, cache=tmp_path / "cache")
+    assert len(after.items) < len(before.items)
+
+
+def test_what_killed_runs_leave_in_the_cache_goes_in_time(tmp_path):
+    cache = tmp_path / "cache"
+    for name, age in (("killed", 2 * reader.DAY), ("reading", 0), ("still_reading", 2 * reader.DAY)):
+        work = cache / f".histories-{name}"
+        work.mkdir(parents=True)
+        (work / "part0").write_bytes(b"rows")
+        for path in (*([] if name == "still_reading" else [work / "part0"]), work):
+            os.utime(path, (time.time() - age, time.time() - age))
+    open_histories(generate(tmp_path / "files", users=30, items=20, mean_length=10), cache=cache)
+    assert sorted(path.name for path in cache.glob(".*")) == [".histories-reading", ".histories-still_reading"]

@@ -25,6 +25,8 @@ def test_a_large_catalogue_is_its_table():
     assert found.disk == pytest.approx(3 * (CATALOGUE + 1) * 65 * 4, rel=0.01)
     shared = needs.needs(Config.read({"dim": 64, "heads": 2, "evaluate_users": 0}), CATALOGUE, ranks=4)
     assert shared.always["item table"] == pytest.approx(found.always["item table"] / 4, rel=1e-6)
+    few = [needs.needs(Config.read({"dim": 64, "heads": 2}), 10, ranks).disk for ranks in (1, 4)]
+    assert few[0] > 10_000 and few[1] == pytest.approx(few[0], rel=0.05)  # dense parameters are stored once
 
 
 def test_long_histories_are_activations():
@@ -50,4 +52,23 @@ def test_the_command_plans_and_allocates_nothing(tmp_path, capsys):
     assert found["catalogue"] <= 50 and found["ranks"] == 2 and found["memory"] > 0
     assert main(["plan", *flags]) == 0
     assert "GiB  item table" in capsys.readouterr().out
+    assert main(["plan", *flags, "--ranks", "2"]) == 0
+    assert "in memory, for each of 2 processes" in capsys.readouterr().out
+    for wrong in ("0", "-2"):
+        assert main(["plan", *flags, "--ranks", wrong]) == 2
+        assert f"--ranks must be at least 1, not {wrong}" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_files_that_a_container_has_read_can_be_given_up(tmp_path, monkeypatch):
+    """Reading data fills what a container may have: that is no reason to say that nothing fits."""
+    for name, text in (
+        ("max", str(GIB)),
+        ("current", str(GIB)),
+        ("stat", f"anon {GIB // 4}\ninactive_file {GIB // 2}"),
+    ):
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    monkeypatch.setattr(needs, "CONTAINER", tmp_path)
+    assert needs.available() == GIB / 2
+    (tmp_path / "memory.max").write_text("max\n")
+    assert needs.available() != GIB / 2

@@ -227,3 +227,50 @@ def test_a_frozen_table_stays():
     assert not model.items.table.journal
     with pytest.raises(OptionError, match="all tables are frozen"):
         turbogr.RowWiseAdagrad(model)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_table_is_frozen_and_thawed_as_its_weight_is(compiled):
+    model = turbogr.row_gradients(Model())
+    rows, step = turbogr.RowSGD(model, lr=0.1), turbogr.compile(model) if compiled else model
+    for trained in (True, False, True):
+        model.items.weight.requires_grad_(trained)
+        before = model.items.weight.detach().clone()
+        step(ids()).backward()
+        rows.step()
+        assert torch.equal(model.items.weight, before) != trained
+    late = Model().requires_grad_(False)
+    turbogr.row_gradients(late).requires_grad_(True)
+    rows = turbogr.RowSGD(late)
+    late(ids()).backward()
+    assert late.items.table.journal and rows.tables
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("shape", [(0,), (2, 0)])
+def test_lookups_of_nothing(shape, compiled):
+    torch._dynamo.reset()
+    table = turbogr.row_gradients(nn.Sequential(nn.Embedding(5, 3)))
+    step = turbogr.compile(table) if compiled else table
+    for wanted in (torch.zeros(shape, dtype=torch.int64), torch.tensor([1])):
+        step(wanted).sum().backward()
+    found = table[0].table.take(table[0].receipts.grad, table[0].shard)
+    assert found.rows.tolist() == [1] and found.values.eq(1).all()
+
+
+def test_hooks_are_not_lost():
+    model = Model()
+    model.items.register_forward_hook(lambda module, given, rows: rows * 2)
+    assert type(turbogr.row_gradients(model).items) is nn.Embedding
+    masked = Model()
+    masked.items.weight.register_hook(lambda gradient: gradient * 0)
+    with pytest.raises(OptionError, match="hooks are called for it"):
+        turbogr.row_gradients(masked, ["items"])
+
+
+def test_several_processes_are_told_apart_from_one(monkeypatch):
+    """Nobody would average the gradients of their tables."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(OptionError, match=r"for one process, and there are 2"):
+        turbogr.row_gradients(Model())

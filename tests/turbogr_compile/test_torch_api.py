@@ -619,3 +619,23 @@ def test_autograd_can_be_reached_from_below():
     with _torch.below_torch_function():
         x = _torch.wrapper(Looks, (1,), (1,), torch.float32, torch.device("cpu")).requires_grad_()
         assert (x * 1).requires_grad
+
+
+def test_hooks_of_modules_and_tensors_are_seen():
+    def nothing(*_):
+        pass
+
+    of_module = (
+        "forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook", "state_dict_pre_hook",
+        "state_dict_post_hook", "load_state_dict_pre_hook", "load_state_dict_post_hook",
+    )  # fmt: skip
+    for kind in of_module:
+        module = torch.nn.Linear(1, 1)
+        assert not _torch.has_hooks(module)
+        getattr(module, f"register_{kind}")(nothing)
+        assert _torch.has_hooks(module), kind
+    for kind in ("hook", "post_accumulate_grad_hook"):
+        weight = torch.nn.Linear(1, 1).weight
+        assert not _torch.has_hooks(weight)
+        getattr(weight, f"register_{kind}")(nothing)
+        assert _torch.has_hooks(weight), kind

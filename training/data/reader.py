@@ -12,9 +12,11 @@ import hashlib
 import json
 import shutil
 import tempfile
+import time
 import warnings
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +35,7 @@ CACHE_FORMAT = 2
 ARRAYS = ("items", "times", "offsets", "users", "item_ids")
 FILES = (*(f"{name}.npy" for name in ARRAYS), "problems.json")
 SUMS = "sums.json"  # size and CRC of each of them
+DAY = 24 * 3600
 GZIP_RATIO = 5  # of bytes after and before inflating, about
 
 BLOCKS, BLOCK = 16, 1 << 16  # of each file, that tell files of one name, size and time apart
@@ -197,7 +200,8 @@ def _digest(known: Format, files: list[Path], signal: Signal | None, min_length:
     facts = [CACHE_FORMAT, known.kind, str(signal), min_length]
     for path in files:
         status = path.stat()
-        facts += [path.name, status.st_size, status.st_mtime_ns, _sampled(path, status.st_size)]
+        # The time of the last change is nobody's to set, unlike that of the last write.
+        facts += [path.name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, _sampled(path, status.st_size)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
@@ -216,6 +220,7 @@ def _fill(
 ) -> None:
     """Written beside, then renamed: others see all of it or nothing."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(folder.parent)
     work = Path(tempfile.mkdtemp(prefix=".histories-", dir=folder.parent))
     try:
 
@@ -237,6 +242,14 @@ def _fill(
                 raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _sweep(cache: Path) -> None:
+    """What killed runs have left: nothing was written there for a day."""
+    for work in cache.glob(".histories-*"):
+        with suppress(OSError):
+            if max(path.stat().st_mtime for path in (work, *work.iterdir())) < time.time() - DAY:
+                shutil.rmtree(work, ignore_errors=True)
 
 
 def _load(folder: Path) -> Histories:

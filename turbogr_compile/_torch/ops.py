@@ -12,6 +12,7 @@ from .fake import fake_mode_of, trying
 
 __all__ = [
     "carries_gradient",
+    "has_hooks",
     "is_alias",
     "is_composite",
     "is_erased",
@@ -126,3 +127,14 @@ def without_autocast() -> AbstractContextManager[Any]:
 
 def is_erased(node: fx.Node) -> bool:
     return node._erased
+
+
+HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks",
+    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+)  # fmt: skip
+
+
+def has_hooks(x: torch.nn.Module | torch.Tensor) -> bool:
+    """Whether something is called when a module runs, is saved or loaded, or when a tensor gets a gradient."""
+    return any(getattr(x, name, None) for name in HOOKS)

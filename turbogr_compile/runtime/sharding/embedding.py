@@ -38,6 +38,10 @@ class ShardedEmbedding(nn.Module):
     def name(self) -> str:
         return self.table.name
 
+    @property
+    def trained(self) -> bool:
+        return self.receipts.requires_grad
+
     def forward(self, ids: Tensor) -> Tensor:
         return ops.sharded_lookup(self.shard, self.receipts, ids, self.number)
 

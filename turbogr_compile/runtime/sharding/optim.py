@@ -44,7 +44,7 @@ class RowOptimizer(torch.optim.Optimizer):
             if isinstance(value, (int, float)) and value < 0:
                 raise OptionError(f"{type(self).__name__}: {name} must not be negative, got {value}")
         self.tables = {id(t.receipts): t for t in found}
-        trained = [t for t in self.tables.values() if t.receipts.requires_grad]
+        trained = [t for t in self.tables.values() if t.trained]
         if not trained:
             raise OptionError(f"{type(self).__name__}: all tables are frozen")
         super().__init__([t.receipts for t in trained], defaults)

@@ -2,7 +2,7 @@
 
     turbogr.row_gradients(model)                       # every nn.Embedding, or those that are named
     rows = turbogr.RowWiseAdagrad(model, lr=0.02)      # as for sharded tables
-    dense = torch.optim.AdamW(model.parameters())      # no table is among them
+    dense = torch.optim.AdamW(model.parameters())      # skips tables: their weights get no gradient
 
 The gradient of an `nn.Embedding` is as large as its table: filling it with zeros, searching it for rows and keeping it
 cost as much as the table is large. Here gradients of rows wait in the journal of a table with one shard (table.py);
@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...errors import OptionError, TurbogrError, did_you_mean
@@ -42,12 +43,17 @@ class OwnEmbedding(nn.Embedding):
         self.table = Table(name, layout, None, None, padding=-1 if old.padding_idx is None else old.padding_idx)
         self.number, self.table.home = self.table.number, weakref.ref(self)
         self.mesh = None
-        self.receipts = torch.zeros(SLOTS + 1, device=old.weight.device).requires_grad_(old.weight.requires_grad)
+        self.receipts = torch.zeros(SLOTS + 1, device=old.weight.device).requires_grad_()
         self.train(old.training)
 
     @property
     def name(self) -> str:
         return self.table.name
+
+    @property
+    def trained(self) -> bool:
+        """As its weight is, which may be frozen and thawed at any time."""
+        return self.weight.requires_grad
 
     @property
     def shard(self) -> Tensor:
@@ -60,6 +66,8 @@ class OwnEmbedding(nn.Embedding):
         return self.weight.detach()
 
     def forward(self, input: Tensor) -> Tensor:
+        if not self.weight.requires_grad:
+            return super().forward(input)
         return ops.own_lookup(self.weight, self.receipts, input, self.number)
 
     def extra_repr(self) -> str:
@@ -83,6 +91,11 @@ def row_gradients(model: nn.Module, tables: Iterable[str] | None = None) -> nn.M
 
     For one process; tables of several are spread with `shard`, which does the same. No table is copied.
     """
+    if dist.is_initialized() and (ranks := dist.get_world_size()) > 1:
+        raise OptionError(
+            f"row_gradients() is for one process, and there are {ranks}, which would train their tables apart: use "
+            "shard(model, plan(model))"
+        )
     found = {name: m for name, m in model.named_modules() if isinstance(m, nn.Embedding)}
     for name in [*found] if tables is None else list(tables):
         if name not in found:
@@ -121,7 +134,7 @@ def _lookup_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 def own_keep(grad: Tensor, ids: Tensor, table: int) -> Tensor:
     """Put gradients of looked-up rows into the table's journal, each row once: memory is that of different rows."""
-    rows, values = ops.coalesce_rows(grad.reshape(ids.numel(), -1), ids.reshape(-1).long())
+    rows, values = ops.coalesce_rows(grad.reshape(ids.numel(), grad.shape[-1]), ids.reshape(-1).long())
     return table_of(table).put(rows, values)
 
 

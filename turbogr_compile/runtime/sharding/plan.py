@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from ... import _torch
 from ...errors import OptionError, did_you_mean
 from .layout import Layout
 from .mesh import Ranks, ranks_of
@@ -166,6 +167,8 @@ def unsuited(module: nn.Module) -> str:
         return "max_norm writes to the table in every lookup: clip after the lookup instead"
     if module.scale_grad_by_freq:
         return "scale_grad_by_freq counts ids of one process only: set it to False"
+    if _torch.has_hooks(module) or _torch.has_hooks(module.weight):
+        return "hooks are called for it, and would not be for what takes its place: put them around it"
     return ""
 
 
