@@ -166,19 +166,20 @@ def _troubles(body: Body, space: Space, f: Function) -> Iterator[str]:
             if not _free_symbols(body, node, space) <= known.keys():
                 yield "features whose number cannot be read"
     for node in body.steps:
-        rows = [x for x in node.all_input_nodes if body.has_rows(x, space)]
+        source = operand(node) if op(node) == "getitem" else node  # an op with several results is asked at each of them
+        rows = [x for x in source.all_input_nodes if body.has_rows(x, space)]
         if _torch.is_impure(node) or _torch.is_random(node):
             yield "random numbers or effects"
         elif not is_tensor(node):
             if rows and op(node) in _SIZES and any(op(u) not in VIEWS for u in node.users):
                 yield "a number of rows"
         elif body.has_rows(node, space):
-            made = not rows and op(node) not in (*REPEATS, "getitem")
+            made = not rows and op(node) not in REPEATS
             why = f"{op(node)} makes rows" if made else check.why_mixed(node, space)
             if why is not None:
                 yield why
         elif rows and not (body is f.backward and _adds_zeros(f, node, space)):
-            yield f"{op(node)} over rows"
+            yield f"{op(source)} over rows"
 
 
 def _free_symbols(body: Body, node: fx.Node, space: Space) -> set[sympy.Basic]:

@@ -272,8 +272,9 @@ def _each_then_all(loss: Any) -> Identity:
         reduction = given.get("reduction", MEAN)
         if reduction not in (MEAN, SUM):
             return NotImplemented
-        if given.get("weight") is not None:
-            given["weight"] = given["weight"].detach()  # no loss has a gradient for it
+        for name in ("weight", "pos_weight"):
+            if given.get(name) is not None:
+                given[name] = given[name].detach()  # no loss has a gradient for it
         each = loss(**{**given, "reduction": NO_REDUCTION})
         return each.mean() if reduction == MEAN else each.sum()
 

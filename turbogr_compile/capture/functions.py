@@ -138,13 +138,13 @@ class _Making:
 
     def function(self) -> Function:
         (output,) = self.forward.graph.find_nodes(op="output")
-        returned, saved = output.args[0]
+        returned, saved = output.args[0][0], list(output.args[0][1])
         results: Any = [returned] if isinstance(returned, fx.Node) else list(returned)
         if not results or not all(isinstance(value_of(r), torch.Tensor) for r in results):
             raise CannotMake("it returns something that is no tensor")
         pointwise = len(results) == 1 and self._is_pointwise()
         arguments = self.forward.graph.find_nodes(op="placeholder")
-        self._unshare(results, arguments)
+        self._unshare(results, [] if pointwise else saved, arguments)
         kept = [s for s in saved if isinstance(value_of(s), torch.Tensor) and s not in arguments and s not in results]
         # An elementwise function is computed again in its backward: with one result it fits wherever such ops fit.
         extra = [] if pointwise else list(dict.fromkeys(kept))
@@ -162,16 +162,31 @@ class _Making:
     def _is_pointwise(self) -> bool:
         return _elementwise(self.forward) and _elementwise(self.backward) and _keeps_zero(self.backward)
 
-    def _unshare(self, results: list[fx.Node], arguments: list[fx.Node]) -> None:
-        """An op returns memory of its own. A function may hand an argument through; eager lets nobody write to it."""
+    def _unshare(self, results: list[fx.Node], saved: list[Any], arguments: list[fx.Node]) -> None:
+        """An op returns memory of its own, in what it saves, too: code generators write to memory that nobody reads.
+
+        A function may hand an argument through; eager lets nobody write to it.
+        """
         taken = {memory for n in arguments for memory in memory_of(n)}
+        owned: dict[fx.Node, fx.Node] = {}
         for i, result in enumerate(results):
-            if not memory_of(result).isdisjoint(taken):
-                (output,) = result.graph.find_nodes(op="output")
-                with result.graph.inserting_before(output):
-                    results[i] = result.graph.call_function(aten.clone.default, (result,))
-                results[i].meta = dict(result.meta)
-            taken |= memory_of(result)
+            results[i] = self._own(result, taken)
+            owned.setdefault(result, results[i])
+        for i, value in enumerate(saved):
+            if isinstance(value, fx.Node) and value not in arguments:
+                saved[i] = owned[value] = owned.get(value) or self._own(value, taken)
+
+    def _own(self, value: fx.Node, taken: set[Any]) -> fx.Node:
+        """The value, or a copy of it where its memory is taken."""
+        memory = memory_of(value)
+        if memory.isdisjoint(taken):
+            taken |= memory
+            return value
+        (output,) = value.graph.find_nodes(op="output")
+        with value.graph.inserting_before(output):
+            copy = value.graph.call_function(aten.clone.default, (value,))
+        copy.meta = dict(value.meta)
+        return copy
 
     def _registered(
         self, arguments: list[fx.Node], compute: fx.GraphModule, recall: _Recall, results: int, pointwise: bool
@@ -342,6 +357,8 @@ def is_zero(node: fx.Node, zero: set[fx.Node]) -> bool:
     """
     name = getattr(node.target, "overloadpacket", node.target).__name__  # type: ignore[union-attr]
     operands = node.all_input_nodes
+    if getattr(node.target, "namespace", "aten") not in _TORCHS_OWN:
+        return False  # nobody knows what a user's op makes of zeros, or does
 
     def zeros(*values: Any) -> bool:
         return all(v in zero if isinstance(v, fx.Node) else isinstance(v, (int, float)) and v == 0 for v in values)
@@ -357,7 +374,7 @@ def is_zero(node: fx.Node, zero: set[fx.Node]) -> bool:
     if name in _SUMS and len(operands) > 1:
         return zeros(*operands)
     if name in ("where", "masked_fill"):
-        return zeros(*(node.args[1:] if name == "where" else node.args[::2]))
+        return len(node.args) == 3 and zeros(*(node.args[1:] if name == "where" else node.args[::2]))
     return operands == [*zero.intersection(operands)] and _is_zero_of_zero(node, operands)
 
 
@@ -366,10 +383,12 @@ def _is_zero_of_zero(node: fx.Node, operands: list[fx.Node]) -> bool:
     target: Any = node.target
     if len(operands) != 1 or "empty" in str(target):
         return False
-    value = torch.zeros((), dtype=value_of(operands[0]).dtype)
+    given = value_of(operands[0])
+    # A zero may be negative, and some ops tell; others tell one zero from several.
+    zeros = [torch.full([2] * given.dim(), zero, dtype=given.dtype, device="cpu") for zero in (0.0, -0.0)]
     try:
         with torch.no_grad():
-            made = target(*(value if a is operands[0] else a for a in node.args), **node.kwargs)
+            made = [target(*(x if a is operands[0] else a for a in node.args), **node.kwargs) for x in zeros]
     except (RuntimeError, TypeError, ValueError, IndexError):
         return False
-    return isinstance(made, torch.Tensor) and bool((made == 0).all())
+    return all(isinstance(y, torch.Tensor) and bool((y == 0).all()) for y in made)

@@ -80,6 +80,8 @@ def summed(e: Values, n: fx.Node, decision: Sums) -> fx.Node:
     given, wanted = value_of(x).dtype, value_of(n).dtype
     # Eager rounds once, at the end: what several steps make is wider until then.
     inside = accumulator(wanted) if op(n) == "mean" or (others and not whole) else wanted
+    if op(n) == "sum" and inside != wanted != given:  # cast before they are added up; for a mean, afterwards
+        y, given = e.call(aten.to.dtype, y, wanted), wanted
     dims = [*([0] if whole else []), *others]
     dtype = {"dtype": inside} if inside != given else {}  # whole numbers and truth values are added up as i64
     if dims:

@@ -155,6 +155,13 @@ def kept(x, w):
     return x * w, (x, w)
 
 
+def normed(x):
+    """Several results of one op, none of which has rows."""
+    spread, middle = torch.var_mean(x, (0, 1))
+    inverse = torch.rsqrt(spread + 0.1)
+    return (x - middle) * inverse, (inverse,)
+
+
 LOOK_ALIKES = {
     "a mean over rows": made(lambda x: (x - x.mean(1, keepdim=True), ()), lambda g: g - g.mean(1, keepdim=True)),
     "gradients by their largest": made(plain, lambda g, x: g * x.cos() / (1 + g.abs().max())),
@@ -162,6 +169,9 @@ LOOK_ALIKES = {
     "a share of the value": made(plain, lambda g, x: g * x.cos() + 0.1 * x),
     "gradients of the row before": made(plain, lambda g, x: g.roll(1, 1)),
     "a running sum": made(lambda x: (x.cumsum(1), ()), lambda g: g.flip(1).cumsum(1).flip(1)),
+    "gradients by their spread": made(plain, lambda g, x: g * x.cos() / (1 + torch.std_mean(g)[0])),
+    "statistics of all": made(normed, lambda g, inverse: g * inverse),
+    "the order of gradients": made(plain, lambda g, x: g.argsort(-1).to(g.dtype)),
     "random numbers": made(plain, lambda g, x: g * (torch.rand_like(x) >= 0)),
 }
 OF_WEIGHTS = {
@@ -208,6 +218,15 @@ def test_look_alikes_are_right(change, table):
     assert not compare(lambda x, _: change(x), table)
 
 
+def test_an_op_of_a_user_is_not_what_its_name_says(table):
+    """`mul` of another namespace may make something of zeros."""
+    with torch.library._scoped_library("row_functions", "DEF") as library:
+        library.define("mul(Tensor a, Tensor b) -> Tensor", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.pointwise))
+        library.impl("mul", lambda a, b: a * b + 1, "CPU")
+        torch.library.register_fake("row_functions::mul", lambda a, b: torch.empty_like(a), lib=library)
+        assert not compare(lambda x, _: made(plain, torch.ops.row_functions.mul)(x), table)
+
+
 def test_rounded_row_counts(table):
     def step(ids):
         return (Scale.apply(F.embedding(ids, table), GAIN) * (ids != 0)[..., None]).sum()
@@ -226,3 +245,26 @@ def test_in_generated_code(table):
     for ids in BATCHES:
         gradients = [torch.autograd.grad(fn(ids), [table, GAIN, WEIGHT]) for fn in (step, compiled)]
         torch.testing.assert_close(*reversed(gradients), rtol=1e-9, atol=1e-9)
+
+
+def turned(x):
+    """Saves views of its argument."""
+    a, b = x.chunk(2, -1)
+    return torch.cat([a.sin() * b, a], -1), (a, b)
+
+
+def turned_back(grad, a, b):
+    first, second = grad.chunk(2, -1)
+    return torch.cat([first * a.cos() * b + second, first * a.sin()], -1)
+
+
+def test_what_is_saved_is_no_view():
+    """A code generator that reuses memory once its last reader has run does not know of readers by another name."""
+    function, table = made(turned, turned_back), parameter(9, WIDE)
+
+    def step(ids):
+        return (function(F.embedding(ids, table) * 2.0).flip(-1).tanh() * (ids != 0)[..., None]).sum()
+
+    compiled = turbogr_compile.compile(step, pipeline="", codegen="inductor", on_error="raise", verify="fast")
+    gradients = [torch.autograd.grad(fn(BATCHES[0] % 9), table) for fn in (step, compiled)]
+    torch.testing.assert_close(*reversed(gradients), rtol=1e-9, atol=1e-9)

@@ -491,6 +491,18 @@ def test_masks_that_are_expanded_over_features_select_rows(table):
     assert watch.looks_up_packed
 
 
+def test_losses_with_two_weights(table):
+    watch = Watch()
+
+    def step(ids):
+        weight, more = (ids != 0).double(), torch.full((), 2.0, dtype=torch.float64)
+        scores = F.embedding(ids, table).sum(-1)
+        return F.binary_cross_entropy_with_logits(scores, weight / 3, weight=weight, pos_weight=more)
+
+    assert_same(step, table, *((ids,) for ids in BATCHES), worth="always", instruments=[watch])
+    assert watch.looks_up_packed
+
+
 def test_masks_of_single_elements_select_elements(table):
     def step(ids):
         x = F.embedding(ids, table)
