@@ -13,16 +13,21 @@ from pathlib import Path
 from . import work
 from .aimed import aimed
 from .generate import GENTLE, HOSTILE, generate, words
+from .narrow import narrowed
 from .program import Program
 from .report import Tally, run_all
 from .shrink import shrink
 
+MANY = 0.04  # share of programs with more columns than a narrow type counts
 LOUD = 5e3  # embeddings so large that scores leave what finite masks are assumed to hide
 
 
-def seeded(first: int, count: int, loud: float) -> Iterator[tuple[str, Program]]:
-    for seed in range(first, first + count):
-        yield f"seed {seed}", generate(seed, loud=loud)
+def seeded(first: int, count: int, loud: float, dtype: str = "float64") -> Iterator[tuple[str, Program]]:
+    if dtype == "float64":
+        yield from ((f"seed {seed}", generate(seed, loud=loud)) for seed in range(first, first + count))
+    else:
+        programs = ((f"seed {seed}", generate(seed, loud=loud, long=MANY)) for seed in range(first, first + count))
+        yield from narrowed(programs, dtype)
 
 
 def rounded(programs: Iterator[tuple[str, Program]], capacity: int | None) -> Iterator[tuple[str, Program]]:
@@ -45,9 +50,9 @@ def swept(per: int, first: int, only: str) -> Iterator[tuple[str, Program]]:
 
 def run(args: argparse.Namespace) -> int:
     tally = Tally(args.shrink, args.scripts)
-    programs = rounded(seeded(args.seed, args.n, LOUD if args.loud else 1.0), args.capacity)
+    programs = rounded(seeded(args.seed, args.n, LOUD if args.loud else 1.0, args.dtype), args.capacity)
     run_all(programs, tally, args.seconds, verify=args.verify)
-    about = {"loud": args.loud, "verify": args.verify, "capacity": args.capacity}
+    about = {"loud": args.loud, "verify": args.verify, "capacity": args.capacity, "dtype": args.dtype}
     tally.write(args.json, what="run", first=args.seed, n=args.n, **about)
     return bool(tally.failures)
 
@@ -55,8 +60,9 @@ def run(args: argparse.Namespace) -> int:
 def sweep(args: argparse.Namespace) -> int:
     tally = Tally(args.shrink, args.scripts)
     programs = rounded(chain(swept(args.per, args.seed, args.only), aimed(args.seed, args.only)), args.capacity)
+    programs = narrowed(programs, args.dtype) if args.dtype != "float64" else programs
     run_all(programs, tally, args.seconds, verify=args.verify)
-    tally.write(args.json, what="sweep", first=args.seed, per=args.per, capacity=args.capacity)
+    tally.write(args.json, what="sweep", first=args.seed, per=args.per, capacity=args.capacity, dtype=args.dtype)
     shy = [w for w in words() if args.only in w and not tally.words[w]["packed"]]
     print(f"{len(shy)} constructs in no packed program: {', '.join(shy)}")
     return bool(tally.failures)
@@ -107,6 +113,10 @@ def parser() -> argparse.ArgumentParser:
             p.add_argument("--scripts", type=Path, help="folder for scripts of failures")
             p.add_argument("--verify", default="fast", help="option 'verify' of the compiler")
             p.add_argument("--capacity", type=int, help="round numbers of packed rows up to multiples of this")
+            p.add_argument(
+                "--dtype", choices=("float64", "float32", "float16", "bfloat16"), default="float64",
+                help="what programs compute in; narrow ones are held against float64",
+            )  # fmt: skip
             p.add_argument("--loud", action="store_true", help="scores beyond what finite masks are assumed to hide")
         if name == "sweep":
             p.add_argument("--per", type=int, default=3, help="programs for each construct")

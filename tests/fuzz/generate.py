@@ -55,11 +55,13 @@ def words() -> list[str]:
     return [f"{s}:{name}" for s, names in VOCABULARY.items() for name in names]
 
 
-def generate(seed: int, force: str = "", loud: float = 1.0, hostility: float = HOSTILE) -> Program:
-    """The program of a seed; `force` is a word that it must contain."""
+def generate(
+    seed: int, force: str = "", loud: float = 1.0, hostility: float = HOSTILE, long: float = 0.004
+) -> Program:
+    """The program of a seed; `force` is a word that it must contain, `long` the share of those of many columns."""
     chosen = Draw(seed, Sizes(), f"sizes {force}").random
     b, n, d, h, v, k, m = chosen.choice(SIZES) if chosen.random() < 0.75 else SIZES[chosen.randrange(2)]
-    if chosen.random() < (0.7 if force in NARROW else 0.004):
+    if chosen.random() < (0.7 if force in NARROW else long):
         b, n, d, h, v, k, m = LONG
     pad = 0 if chosen.random() < 0.85 or force == "valid:gt" else v - 1
     opened = 3 <= n < 13 and chosen.random() < 0.12

@@ -21,7 +21,7 @@ import torch
 
 import turbogr_compile
 
-from . import data
+from . import data, narrow
 from .explain import SHAKES, SLACK, Shaken, Shifted, Wide, products, strong_masks, strong_zeros
 from .fast import Fast
 from .program import Program
@@ -82,10 +82,10 @@ class Verdict:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet(default: str = "float64") -> Iterator[None]:
     """One thread, float64, no warnings; as it was afterwards."""
     dtype, threads, off = torch.get_default_dtype(), torch.get_num_threads(), logging.root.manager.disable
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(getattr(torch, default))
     torch.set_num_threads(1)
     logging.disable(logging.ERROR)
     try:
@@ -98,11 +98,11 @@ def quiet() -> Iterator[None]:
         logging.disable(off)
 
 
-def inputs(program: Program, number: int) -> list[torch.Tensor]:
+def inputs(program: Program, number: int, names: Sequence[str] = ()) -> list[torch.Tensor]:
     """What the program is called with for its batch of this number."""
     kind = program.kinds[number]
     batch = data.make_batch(kind, program.seed * 31 + data.hash_of(kind), program.sizes)
-    return arguments(program.arguments, batch, program)
+    return narrow.converted(arguments(names or program.arguments, batch, program), getattr(torch, program.dtype))
 
 
 def arguments(names: Sequence[str], batch: data.Batch, program: Program) -> list[torch.Tensor]:
@@ -177,6 +177,39 @@ def compare(expected: Outcome, actual: Outcome, tolerance: float, scale: float |
             notes.append(f"{name}: {text}")
             verdict = "different" if "different" in (kind, verdict) else kind
     return verdict, "; ".join(notes[:4]), worst
+
+
+def compare_narrow(exact: Outcome, expected: Outcome, actual: Outcome, epsilon: float) -> tuple[str, str, float]:
+    """As `compare`, where float64 tells how far off eager is itself."""
+    if expected.error is not None or actual.error is not None:
+        return *_compare_errors(expected.error, actual.error), 0.0
+    if expected.poisoned and actual.poisoned:
+        return "same", "neither is a number", 0.0
+    if _types(expected) != _types(actual):
+        return "different", f"{_types(expected)} became {_types(actual)}", 1.0
+    found = narrow.compare(exact.values, expected.values, actual.values, epsilon)
+    if not found:
+        return "same", "", 0.0
+    kind = "different" if any(verdict == "different" for verdict, *_ in found) else "nan"
+    return kind, "; ".join(f"{name}: {text}" for _, name, text, _ in found[:4]), max(error for *_, error in found)
+
+
+def difference(
+    exact: Outcome | None, expected: Outcome, actual: Outcome, computes_in: set[torch.dtype]
+) -> tuple[tuple[str, str, float], float]:
+    """What `compare` finds, and the tolerance it was found with; `exact` is known of programs in a narrow type."""
+    if exact is None:
+        tolerance = tolerance_of(computes_in)
+        return compare(expected, actual, tolerance), tolerance
+    epsilon = max(torch.finfo(dtype).eps for dtype in computes_in)
+    return compare_narrow(exact, expected, actual, epsilon), narrow.DIGITS * epsilon
+
+
+def exactly(step: Step) -> Outcome:
+    """What the step gives for these numbers in float64, its own casts left out."""
+    run, names, values = step
+    with Wide():
+        return outcome(run, names, narrow.converted(values, torch.float64))
 
 
 def _scale(found: Outcome) -> float:
@@ -377,12 +410,14 @@ def judge(program: Program, **options: Any) -> Verdict:
     with quiet():
         fn, names = program.function(), program.arguments
         batches = [inputs(program, k) for k in range(len(program.kinds))]
+        exact = [exactly((fn, names, b)) if program.dtype != "float64" else None for b in batches]
+    with quiet(program.dtype):
         expected = [outcome(fn, names, b) for b in batches]
         if expected[0].error is not None:
             return Verdict("invalid", program, [_said(expected[0].error)])
         if expected[0].values["loss"].dim() or not expected[0].values["loss"].is_floating_point():
             return Verdict("invalid", program, ["the loss is no number"])
-        verdict = _judge_fast(program, fn, batches, expected, options)
+        verdict = _judge_fast(program, fn, batches, expected, exact, options)
     return _without_laundering(verdict, options) if verdict.wrong else verdict
 
 
@@ -407,8 +442,9 @@ def open_dims(program: Program) -> dict[str, tuple[int, ...]]:
 
 
 def _judge_fast(
-    program: Program, fn: Run, batches: list[list[torch.Tensor]], expected: list[Outcome], options: dict[str, Any]
-) -> Verdict:
+    program: Program, fn: Run, batches: list[list[torch.Tensor]], expected: list[Outcome],
+    exact: Sequence[Outcome | None], options: dict[str, Any],
+) -> Verdict:  # fmt: skip
     names = program.arguments
     opened = open_dims(program)
     options = {"on_error": "fallback", "capacity": program.capacity, **options}
@@ -418,11 +454,11 @@ def _judge_fast(
     except Exception as error:
         return Verdict("crash", program, [f"compiling: {_said(error)}"])
     verdict = Verdict("same", program, compiled=compiled)
-    tolerance = tolerance_of(compiled.watch.computes_in)
-    for number, (batch, wanted) in enumerate(zip(batches, expected, strict=True)):
+    computed = compiled.watch.computes_in | {getattr(torch, program.dtype)}
+    for number, (batch, wanted, right) in enumerate(zip(batches, expected, exact, strict=True)):
         run = (others[number] or compiled).run
         got = outcome(run, names, batch)
-        found = compare(wanted, got, tolerance)
+        found, tolerance = difference(right, wanted, got, computed)
         _note(verdict, number, *explained(found, (fn, names, batch), wanted, got, tolerance, run))
     verdict.calls = compiled.stats.calls
     verdict.fallbacks = dict(compiled.stats.fallbacks)
@@ -450,16 +486,18 @@ def confirm(program: Program, **options: Any) -> Verdict:
     """Through `turbogr_compile.compile`, as a user would."""
     with quiet():
         fn, names = program.function(), program.arguments
+        batches = [inputs(program, number) for number in range(len(program.kinds))]
+        exact = [exactly((fn, names, b)) if program.dtype != "float64" else None for b in batches]
+    with quiet(program.dtype):
         torch._dynamo.reset()
         gc.collect()
-        tolerance = tolerance_of(computes_in(fn, names, inputs(program, 0)))
+        computed = computes_in(fn, names, batches[0]) | {getattr(torch, program.dtype)}
         usual = {"target": "eager", "verify": "fast", "worth": "always", "capacity": program.capacity}
         compiled = turbogr_compile.compile(fn, **{**usual, **options})
         verdict = Verdict("same", program)
-        for number in range(len(program.kinds)):
-            batch = inputs(program, number)
+        for number, (batch, right) in enumerate(zip(batches, exact, strict=True)):
             wanted, got = outcome(fn, names, batch), outcome(compiled, names, batch)
-            found = compare(wanted, got, tolerance)
+            found, tolerance = difference(right, wanted, got, computed)
             _note(verdict, number, *explained(found, (fn, names, batch), wanted, got, tolerance, compiled))
         verdict.calls = sum(s.calls for s in turbogr_compile.statistics())
         verdict.packed_calls = verdict.calls - sum(sum(s.fallbacks.values()) for s in turbogr_compile.statistics())

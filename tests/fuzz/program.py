@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from . import data
 from .data import Sizes
 
+_NUMBER = re.compile(r"(?<![\w.])\d[\d.]*(e[+-]?\d+)?")
 _SCRIPT = '''"""{title}"""
 import torch
 import torch.nn.functional as F
@@ -51,6 +53,7 @@ class Program:
     words: frozenset[str] = frozenset()  # constructs of the vocabulary that went into it
     loud: float = 1.0
     capacity: Any = None  # numbers of packed rows that it is compiled for
+    dtype: str = "float64"  # of every floating-point number that it does not cast itself
 
     @cached_property
     def arguments(self) -> tuple[str, ...]:
@@ -67,7 +70,8 @@ class Program:
         ]
         lines = first + [f"{line.name} = {line.text}" for line in self.lines]
         result = f"return {', '.join([self.loss, *self.outputs])}"
-        return "\n".join(f"    {line}" for line in [*lines, result])
+        text = "\n".join(f"    {line}" for line in [*lines, result])
+        return text if self.dtype == "float64" else _in_type(text, self.dtype)
 
     def _open(self, is_open: bool, name: str, dims: dict[str, tuple[int, ...]]) -> list[str]:
         """Where the size is read from."""
@@ -79,6 +83,7 @@ class Program:
         """What makes it this program and no other."""
         call = {"seed": self.seed, "kinds": list(self.kinds), "loud": self.loud}
         call |= {"capacity": self.capacity} if self.capacity is not None else {}
+        call |= {"dtype": self.dtype} if self.dtype != "float64" else {}
         return f"{self.sizes}\n{json.dumps(call)}\n{self.body}"
 
     @property
@@ -89,7 +94,7 @@ class Program:
         names = [f.name for f in fields(Sizes) if f.name not in ("pad", "open", "many")]
         call = f"{', '.join(f'{n}={n}' for n in names)}, seed={self.seed}, batches={list(self.kinds)}"
         sizes = {"pad": 0, "open": False, "many": False}
-        for name, usual in {**sizes, "loud": 1.0, "capacity": None}.items():
+        for name, usual in {**sizes, "loud": 1.0, "capacity": None, "dtype": "float64"}.items():
             value = getattr(self.sizes if name in sizes else self, name)
             if value != usual:
                 call += f", {name}={value!r}"
@@ -109,3 +114,14 @@ class Program:
 
     def with_lines(self, lines: Sequence[Line]) -> Program:
         return replace(self, lines=tuple(lines))
+
+
+def _in_type(text: str, dtype: str) -> str:
+    """What is said of float64 is said of another type, whose numbers end earlier."""
+    largest = torch.finfo(getattr(torch, dtype)).max
+
+    def number(found: re.Match[str]) -> str:
+        return found[0] if float(found[0]) <= largest else f"{largest * 0.9:.0e}"
+
+    text = text.replace("torch.float64", f"torch.{dtype}").replace(".double()", f".to(torch.{dtype})")
+    return _NUMBER.sub(number, text)
