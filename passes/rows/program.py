@@ -240,6 +240,7 @@ class Program:
     speculations: list[Speculation]
     sets: list[RowSet]
     entries: list[tuple[int, str]]  # padded floating-point inputs, which must be finite
+    hiding: list[tuple[int, str]]  # those of -inf, which must leave each query a key
     promised: dict[RowSet, Size]  # numbers of rows that the graph was made for
     capacity: Capacity | None = None
 
@@ -249,7 +250,7 @@ class Program:
     def reads(self) -> set[int]:
         """Inputs of the graph that rows depend on."""
         used = {i for i, n in enumerate(self.nodes.graph.find_nodes(op="placeholder")) if n.users}
-        return used | {i for i, _ in self.symbols.values()} | {i for i, _ in self.entries}
+        return used | {i for i, _ in self.symbols.values()} | {i for i, _ in (*self.entries, *self.hiding)}
 
     __hash__ = object.__hash__
 
@@ -277,6 +278,10 @@ class Program:
             for index, name in self.entries:
                 if not bool(torch.isfinite(inputs[index]).all()):
                     raise Unprovable(f"%{name} holds values that are not finite, which pads may spread")
+            for index, name in self.hiding:
+                mask = inputs[index]
+                if bool((mask.isnan() | mask.isposinf()).any()) or bool(mask.isneginf().all(-1).any()):
+                    raise Unprovable(f"%{name} hides every key of a query, or holds more than what hides")
             rows = Rows(batch, self.capacity)
             for chosen in self.sets:
                 kept = len(rows.rows(chosen))

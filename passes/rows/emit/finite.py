@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
+import torch
 from torch import fx
 
 from ....graph.nodes import tensor
+from ....graph.shapes import known
 from ..calls import COPIES, VIEWS, arg, op
 from ..demand import DemandAnalysis
 from ..meaning import Predicate, Within
@@ -14,13 +18,23 @@ from ..program import RowSet
 from ..sets import Holding
 
 
+_STILL_HIDES = {"unsqueeze", "expand", "slice", "_to_copy", "to", *COPIES}  # rows of keys stay rows of keys
+_SOFTMAXES = ("softmax", "_softmax", "_safe_softmax")
+_LEVEL = ("relu", "sigmoid", "tanh", "exp")  # of -inf: a number, with a slope of zero
+
+
 class FiniteInputs:
-    """Inputs that rows which are left out are computed from, unless their pads are replaced before."""
+    """Inputs that rows which are left out are computed from, unless their pads are replaced before.
+
+    `hiding` are those that hide keys from an activation: -inf is a number behind it, as long as each query sees a key.
+    """
 
     def __init__(self, an: DemandAnalysis) -> None:
         self.an = an
         self.inputs: dict[fx.Node, None] = {}
+        self.hiding: dict[fx.Node, None] = {}
         self._readers: set[fx.Node] = set()
+        self._reads_bits = bool(an.graph.find_nodes(op="call_function", target=torch.ops.aten.view.dtype))
 
     def behind(self, padded: Iterable[fx.Node], chosen: RowSet | None) -> None:
         """Rows of padded values are left out, among which one may hold what spreads: zero times NaN is NaN in eager.
@@ -29,7 +43,43 @@ class FiniteInputs:
         """
         for given in self._inputs_behind(padded):
             if not self._is_parameter(given) and not self._selected_away(given, chosen):
-                self.inputs[given] = None
+                (self.hiding if self._only_hides(given) else self.inputs)[given] = None
+
+    def _only_hides(self, mask: fx.Node) -> bool:
+        """Is it added to what a softmax over its last dim, or the like, is taken of, and nothing else?"""
+        users = self._read(mask)
+        return bool(users) and mask not in self.an.meanings.tainted and all(self._hides(u, mask) for u in users)
+
+    def _hides(self, user: fx.Node, mask: fx.Node) -> bool:
+        value, before = tensor(user), tensor(mask)
+        if value is None or before is None or value.dim() < before.dim():
+            return False
+        if op(user) in _STILL_HIDES:
+            kept = value.dtype.is_floating_point and _same(value.shape[-1:], before.shape[-1:])
+            return (kept or op(user) == "slice") and all(self._hides(u, user) for u in self._read(user))
+        if op(user) == "scaled_dot_product_attention":
+            return mask is arg(user, "attn_mask") and user.all_input_nodes.count(mask) == 1
+        added = op(user) == "add" and arg(user, "alpha", 1) == 1 and user.args.count(mask) == 1
+        return added and _same(value.shape[-1:], before.shape[-1:]) and self._ends_level(user)
+
+    def _ends_level(self, scores: fx.Node) -> bool:
+        """Scores of -inf: other masks, and a scale, leave them what they are."""
+        return all(map(partial(self._hidden_before, scores), self._read(scores)))
+
+    def _hidden_before(self, scores: fx.Node, user: fx.Node) -> bool:
+        name, value = op(user), tensor(user)
+        if name in _SOFTMAXES:
+            return value is not None and arg(user, "dim") in (-1, value.dim() - 1)
+        if name in _LEVEL or (name == "clamp" and isinstance(arg(user, "min"), (int, float))):
+            return True
+        scaled = name in ("mul", "div") and isinstance(by := arg(user, "other"), (int, float)) and by > 0
+        masked = name in ("masked_fill", "clone") or (name == "add" and arg(user, "alpha", 1) == 1)
+        plain = arg(user, "rounding_mode") is None and user.all_input_nodes.count(scores) == 1
+        return plain and (scaled or masked) and self._ends_level(user)
+
+    def _read(self, x: fx.Node) -> list[fx.Node]:
+        """Users in the packed graph; an attention that is packed has checks of its own."""
+        return [u for u in x.users if u in self.an.wanted]
 
     def _is_parameter(self, given: fx.Node) -> bool:
         """What gets gradients is an input all the same where it has sequences, or where it is no model's parameter."""
@@ -55,11 +105,16 @@ class FiniteInputs:
         self.behind(beside - self._readers - self.an.decisions.keys(), chosen)
 
     def _inputs_behind(self, padded: Iterable[fx.Node]) -> Iterator[fx.Node]:
-        """Floating-point inputs that padded values are computed from; packed ones have been asked for on their own."""
+        """Floating-point inputs that padded values are computed from; packed ones have been asked for on their own.
+
+        Whole numbers and truth values are finite, whatever they were made of, where nobody reads their bits as floats.
+        """
         todo, done = list(padded), set(padded)
         while todo:
             node = todo.pop()
             value = tensor(node)
+            if value is not None and not (value.is_floating_point() or value.is_complex()) and not self._reads_bits:
+                continue
             if node.op == "placeholder" and value is not None and value.is_floating_point():
                 yield node
             table = arg(node, "weight") if op(node) == "embedding" else None  # rows nobody looks up spread nothing
@@ -86,3 +141,7 @@ class FiniteInputs:
             return True
         mine = {"where": (arg(user, "self"), arg(user, "other")), "masked_fill": (arg(user, "self"),)}.get(op(user), ())
         return x in mine and any(predicates <= self.an.zeros.support(user) for predicates in kept)
+
+
+def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return all(known(x == y) for x, y in zip(a, b, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import sympy
@@ -221,6 +221,9 @@ class Inputs(Builder):
         """Padded values are computed from rows of which some are left out."""
         self._finite.beside(x, chosen)
 
+    def _entries(self, inputs: Iterable[fx.Node]) -> list[tuple[int, str]]:
+        return [(self.placeholders.index(x), x.name) for x in inputs]
+
     def _promised(self) -> dict[RowSet, Size]:
         """Row counts that the graph was made for: those of rows the caller has packed."""
         counts = ((s, c) for s, c in self._counts.items() if s.terms is not None)
@@ -247,7 +250,7 @@ class Inputs(Builder):
         program = Program(
             subgraph(original, [copies[n] for n in order]), order, self.typing, self.symbols,
             self._recipes, self._checks, list(self.an.meanings.speculations.values()), list(self._sets.values()),
-            [(self.placeholders.index(x), x.name) for x in self._finite.inputs], self._promised(), self.capacity,
+            self._entries(self._finite.inputs), self._entries(self._finite.hiding), self._promised(), self.capacity,
         )  # fmt: skip
         for node in self._inputs.values():
             node.meta["turbogr_provider"] = program.provider(node.name)
