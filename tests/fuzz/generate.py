@@ -55,9 +55,7 @@ def words() -> list[str]:
     return [f"{s}:{name}" for s, names in VOCABULARY.items() for name in names]
 
 
-def generate(
-    seed: int, force: str = "", loud: float = 1.0, hostility: float = HOSTILE, long: float = 0.004
-) -> Program:
+def generate(seed: int, force: str = "", loud: float = 1.0, hostility: float = HOSTILE, long: float = 0.004) -> Program:
     """The program of a seed; `force` is a word that it must contain, `long` the share of those of many columns."""
     chosen = Draw(seed, Sizes(), f"sizes {force}").random
     b, n, d, h, v, k, m = chosen.choice(SIZES) if chosen.random() < 0.75 else SIZES[chosen.randrange(2)]

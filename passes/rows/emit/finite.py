@@ -17,7 +17,6 @@ from ..meaning import Predicate, Within
 from ..program import RowSet
 from ..sets import Holding
 
-
 _STILL_HIDES = {"unsqueeze", "expand", "slice", "_to_copy", "to", *COPIES}  # rows of keys stay rows of keys
 _SOFTMAXES = ("softmax", "_softmax", "_safe_softmax")
 _LEVEL = ("relu", "sigmoid", "tanh", "exp")  # of -inf: a number, with a slope of zero
