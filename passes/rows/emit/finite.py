@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import torch
 from torch import fx
 
 from ....graph.nodes import tensor
@@ -60,7 +61,7 @@ class FiniteInputs:
         while todo:
             node = todo.pop()
             value = tensor(node)
-            if node.op == "placeholder" and value is not None and value.is_floating_point():
+            if node.op == "placeholder" and value is not None and _spreads(value):
                 yield node
             table = arg(node, "weight") if op(node) == "embedding" else None  # rows nobody looks up spread nothing
             todo += [n for n in node.all_input_nodes if n not in done and n not in self.an.decisions and n is not table]
@@ -82,7 +83,12 @@ class FiniteInputs:
         value = tensor(user)
         if op(user) in VIEWS | COPIES:
             return self._only_selected(user, kept)
-        if value is not None and not value.is_floating_point():
+        if value is not None and not _spreads(value):
             return True
         mine = {"where": (arg(user, "self"), arg(user, "other")), "masked_fill": (arg(user, "self"),)}.get(op(user), ())
         return x in mine and any(predicates <= self.an.zeros.support(user) for predicates in kept)
+
+
+def _spreads(value: torch.Tensor) -> bool:
+    """May it hold what is not finite?"""
+    return value.is_floating_point() or value.is_complex()

@@ -164,13 +164,14 @@ def _never_negative(value: Any) -> bool:
 
 
 def _spread(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
-    """On operands of the result's size, and of its type where they are integers."""
+    """On operands of the result's size, and of its type where they are integers, or have no dims and count less."""
     sizes, result = e.kept_sizes(n, chosen.space.axes), tensor(n)
     assert result is not None
 
     def full(x: fx.Node) -> Any:
         y, value = e.operand(x, n, chosen), tensor(x)
-        if value is not None and value.dtype != result.dtype and not value.dtype.is_floating_point:
+        loose = value is not None and (not value.dtype.is_floating_point or value.dim() == 0)
+        if value is not None and value.dtype != result.dtype and loose:
             y = e.call(aten.to.dtype, y, result.dtype)
         has_rows = any(a in chosen.space.axes for a in e.typing.flat(x))
         if has_rows and e.kept_sizes(x, chosen.space.axes) == sizes:
