@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from .calls import Size, arg, op, product, quotient, shape, size_seen
+from .calls import Size, arg, differ, op, product, quotient, shape, size_seen
 from .calls import dim_of_cat as dim_of_cat  # read here by others
 from .calls import einsum_labels as einsum_labels
 from .calls import reduced_dims as reduced_dims
@@ -185,7 +185,7 @@ class Typing:
         if not isinstance(value, torch.Tensor):
             return
         dims = self._given.get(node) or self._rule(node)
-        if dims is None or len(dims) != value.dim():
+        if dims is None or len(dims) != value.dim() or any(map(differ, map(self.size_of, dims), shape(node))):
             if node.op == "call_function":
                 self.untyped.add(node)
             dims = [self.axes.fresh(s) for s in shape(node)]

@@ -182,6 +182,14 @@ def quotient(a: Size, b: Size) -> Size | None:
     return whole if sympy.denom(whole) == 1 else None
 
 
+def differ(a: Size, b: Size) -> bool:
+    """Can two sizes never be equal?"""
+    if isinstance(a, int) and isinstance(b, int):
+        return a != b
+    ratio = sympy.cancel(sympy.sympify(a) / sympy.sympify(b)) if b != 0 else sympy.nan
+    return bool(ratio.is_number) and ratio not in (1, sympy.nan)
+
+
 def product(sizes: Any) -> Size:
     result: Size = 1
     for s in sizes:
@@ -282,8 +290,8 @@ def einsum_labels(n: fx.Node) -> tuple[list[str], str] | None:
     if any(len(set(label)) != len(label) for label in inputs):
         return None
     if not arrow:
-        letters = "".join(inputs)
-        out = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+        letters, first = "".join(inputs), free[:widest] if "..." in left else []
+        out = "".join([*first, *sorted(c for c in set(letters) - set(first) if letters.count(c) == 1)])
     if ROWS in equation:
         other = next(c for c in string.ascii_letters if c != ROWS and c not in "".join(inputs))
         inputs, out = [label.replace(ROWS, other) for label in inputs], out.replace(ROWS, other)
@@ -291,6 +299,8 @@ def einsum_labels(n: fx.Node) -> tuple[list[str], str] | None:
 
 
 def reduced_dims(n: fx.Node) -> list[int]:
+    if op(n) in ("any", "all") and arg(n, "dim") in ([], ()):
+        return []  # of these two alone, no dims are none
     dims = dims_of(n)
     return list(range(rank_of(n.args[0]))) if dims is None else dims
 

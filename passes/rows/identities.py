@@ -62,22 +62,29 @@ def _wide(*given: Any) -> list[Any]:
     return [t if t is None or accumulator(t.dtype) == t.dtype else t.to(accumulator(t.dtype)) for t in given]
 
 
+def _added_to(x: Tensor, source: Tensor, added: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """A half type may lack what comes together before it meets x."""
+    wide, source = _wide(x, source)
+    return (wide + added(_nothing(wide), source)).to(x.dtype)
+
+
 # --- added to --------------------------------------------------------------------------------------
 
 
 @_is(aten.scatter_add.default)
 def _scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    return x + torch.scatter_add(_nothing(x), dim, index, src)
+    return _added_to(x, src, lambda zeros, each: torch.scatter_add(zeros, dim, index, each))
 
 
 @_is(aten.index_add.default)
 def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
-    return x + torch.index_add(_nothing(x), dim, index, source, alpha=alpha)
+    return _added_to(x, source, lambda zeros, each: torch.index_add(zeros, dim, index, each, alpha=alpha))
 
 
 @_is(aten._unsafe_masked_index_put_accumulate.default)
 def _masked_index_add(x: Tensor, mask: Tensor, indices: Any, values: Tensor) -> Tensor:
-    return x + aten._unsafe_masked_index_put_accumulate.default(_nothing(x), mask, indices, values)
+    add = aten._unsafe_masked_index_put_accumulate.default
+    return _added_to(x, values, lambda zeros, each: add(zeros, mask, indices, each))
 
 
 # What a reduction makes of an element and of what was reduced, where neither has a gradient; of truth values, any.
@@ -127,7 +134,7 @@ def _index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
 @_is(aten.index_put.default)
 def _index_put(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Tensor:
     if accumulate:
-        return x + torch.ops.aten.index_put.default(_nothing(x), indices, values, True)
+        return _added_to(x, values, lambda zeros, each: aten.index_put.default(zeros, indices, each, True))
     hit = aten.index_put.default(_nowhere(x), indices, torch.ones((), dtype=torch.bool, device=x.device))
     return torch.where(hit, aten.index_put.default(_nothing(x), indices, values), x)
 
@@ -135,7 +142,7 @@ def _index_put(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False
 @_is(aten.put.default)
 def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     if accumulate:
-        return x + torch.put(_nothing(x), index, source, True)
+        return _added_to(x, source, lambda zeros, each: torch.put(zeros, index, each, True))
     return torch.where(torch.put(_nowhere(x), index, _yes(source)), torch.put(_nothing(x), index, source), x)
 
 
@@ -226,38 +233,37 @@ _ALONG[aten.slice_scatter.default] = _slice_scatter_along
 # --- products added to something --------------------------------------------------------------------
 
 
-def _added(x: Tensor, product: Tensor, beta: Any, alpha: Any) -> Any:
+def _added(x: Tensor, left: Tensor, right: Tensor, of: Identity, beta: Any, alpha: Any) -> Any:
     if x.dtype == torch.bool or beta == 0:  # the gradient of x is zero then, not none
         return NotImplemented
-    if alpha != 1 and _wide(x)[0] is not x:  # the product may overflow where alpha times it does not
-        return NotImplemented
-    product = product if alpha == 1 else alpha * product
-    return (x if beta == 1 else beta * x) + product
+    wide, left, right = _wide(x, left, right)  # a half type may lack the product, where it has the sum
+    product = of(left, right) if alpha == 1 else alpha * of(left, right)
+    return ((wide if beta == 1 else beta * wide) + product).to(x.dtype)
 
 
 @_is(aten.addr.default)
 def _addr(x: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return _added(x, vec1.unsqueeze(-1) * vec2, beta, alpha)
+    return _added(x, vec1.unsqueeze(-1), vec2, torch.mul, beta, alpha)
 
 
 @_is(aten.addmv.default)
 def _addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return _added(x, torch.matmul(mat, vec), beta, alpha)
+    return _added(x, mat, vec, torch.matmul, beta, alpha)
 
 
 @_is(aten.addmm.default)
 def _addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return _added(x, torch.mm(mat1, mat2), beta, alpha)
+    return _added(x, mat1, mat2, torch.mm, beta, alpha)
 
 
 @_is(aten.baddbmm.default)
 def _baddbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return _added(x, torch.bmm(batch1, batch2), beta, alpha)
+    return _added(x, batch1, batch2, torch.bmm, beta, alpha)
 
 
 @_is(aten.addbmm.default)
 def _addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return _added(x, torch.bmm(batch1, batch2).sum(0), beta, alpha)
+    return _added(x, batch1, batch2, lambda p, q: torch.bmm(p, q).sum(0), beta, alpha)
 
 
 # --- losses that are reduced --------------------------------------------------------------------------

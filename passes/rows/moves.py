@@ -26,7 +26,7 @@ class Move:
 
     out: Space
     parts: tuple[tuple[fx.Node, Relation], ...]
-    fill: float = 0.0
+    fill: complex = 0
     narrows: bool = False  # reads few rows of its source even when all of the result is wanted
 
 

@@ -16,8 +16,8 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from ... import _torch
-from ...graph.nodes import tensor
-from .calls import op, tensors
+from ...graph.nodes import tensor, zeros_of
+from .calls import op, tensors, value_of
 from .declaration import declared
 from .meanings import Meanings
 from .ops.pointwise import broadcast
@@ -56,7 +56,7 @@ class Signs:
         """What differs in the op's result for zeros of both signs: nothing, signs of zeros, or numbers."""
         said = "nothing"
         for other in _OTHERS:
-            results = [self._called(user, node, zero, other) for zero in _zeros(node)]
+            results = [self._called(user, node, zero, other) for zero in zeros_of(value_of(node))]
             for a, b in itertools.chain(*map(zip, results, results[1:])):
                 if not torch.equal(a.nan_to_num(0.5), b.nan_to_num(0.5)):
                     return "numbers"
@@ -85,10 +85,3 @@ class Signs:
             return []
         results = [torch.as_tensor(x) for x in tree_leaves(result) if x is not None]
         return [part for x in results for part in ((x.real, x.imag) if x.is_complex() else (x,))]
-
-
-def _zeros(node: fx.Node) -> tuple[complex, ...]:
-    value = tensor(node)
-    if value is not None and value.is_complex():
-        return complex(0.0, 0.0), complex(-0.0, 0.0), complex(0.0, -0.0), complex(-0.0, -0.0)
-    return 0.0, -0.0

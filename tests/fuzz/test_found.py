@@ -375,3 +375,84 @@ def test_matrices_repeated_for_rows(name: str, sizes: dict[str, int]) -> None:
     )
     verdict = judge(program(body, "left", "holes", "some-empty", "right", **sizes))
     assert verdict.status == "same" and verdict.packed_calls >= 3, verdict.notes
+
+
+READ = {
+    # Found by reading a rule and asking for its counter-example: wrong without a word.
+    "a tensor of one number is no number": (
+        "loss = (((x @ w * 100).to(torch.int8) < torch.full((1,), 300)) * (x @ w) * v).sum()"
+    ),
+    "whole numbers in pads of rows that a float lacks": (
+        "u = torch.constant_pad_nd((x @ w * 10).long() + 2**53, (1, 0), 2**53 + 1)[:, :-1]\n"
+        "loss = (((u ^ ids) & 7) * (x @ w) * v).sum()"
+    ),
+    "a product that a half type lacks, and has with what it is added to": (
+        "y = (x * 0 + 18).half()\nz = torch.baddbmm(y[..., :1] - 10000, y, torch.full((B, D, D), 1000.0).half())\n"
+        "loss = (z.double() * (x @ Q) * v[..., None]).sum()"
+    ),
+    "the same, each row with its matrix": (
+        "y = (x * 0 + 18).half().flatten(0, 1)[:, None]\n"
+        "z = torch.baddbmm(y[..., :1] - 10000, y, (y.mT * 0 + 1000)).view(B, N, 1)\n"
+        "loss = (z.double() * (x @ Q) * v[..., None]).sum()"
+    ),
+    "a convolution that a half type has with its bias only": (
+        "y = F.conv1d((x * 0 + 18).half().mT, torch.full((D, 2, 3), 620.0).half(), torch.full((D,), -20000.0).half(),"
+        " padding=1, groups=D // 2).mT\nloss = (y.double() * (x @ Q) * v[..., None]).sum()"
+    ),
+    "sums that a half type lacks, added to columns": (
+        "y = (x * 0 + 20000).half()\nz = torch.scatter_add(y - 50000, 1, torch.zeros_like(y).long()[:, :4], y[:, :4])\n"
+        "loss = (z.double() * (x @ Q) * v[..., None]).sum()"
+    ),
+    # A rule failed: right, and slow.
+    "truth values reduced over no dims": "loss = (x * torch.any(x > 0, dim=(), keepdim=True) * v[..., None]).sum()",
+    "a number without dims among three": (
+        "y = x.float()\nloss = (torch.addcmul(y, y, torch.tensor(1.5)) * v[..., None]).sum().double()"
+    ),
+    "indices of rows behind others": (
+        "loss = ((torch.stack([E, E])[torch.arange(2)[:, None, None], ids].tanh() + 1) * v[..., None]).sum()"
+    ),
+    "heads between parts and their rows": (
+        "h = x.unflatten(2, (2, -1)).permute(0, 2, 1, 3)[..., 0]\n"
+        "a, b = torch.cat([h.flatten(1), h.flatten(1) * 2], 1).exp().chunk(2, 1)\n"
+        "loss = (a.unflatten(1, (2, -1)) * b.unflatten(1, (2, -1)) * v[:, None]).sum()"
+    ),
+    "a part without rows, of another type": (
+        "y = torch.cat([x.new_empty(B, 0, D), x.half().tanh()], 1)\nloss = (y * v[..., None]).sum()"
+    ),
+    "rows and heads in one dim of a product that is added": (
+        "y = torch.stack([x, x * 2], 2).flatten(0, 2).tanh()\n"
+        "loss = ((torch.addmm(y[:, :1], y, Q, beta=0.5).unflatten(0, (B, N, 2)) + 1) * v[..., None, None]).sum()"
+    ),
+    "capital letters after dots": "loss = ((torch.einsum('...D,DA', x, Q) + 1) * v[..., None]).sum()",
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_reading_found(name: str) -> None:
+    verdict = judge(program(f"v = ids != 0\nx = F.embedding(ids, E)\n{READ[name]}", "right", "left", "holes", "full"))
+    assert verdict.status in ("same", "rounding") and verdict.packed_calls == 4, verdict.notes
+    assert not [r for r in verdict.remarks if "rule-failed" in r]
+
+
+def test_open_features_that_are_repeated() -> None:
+    features, ids = torch.randn(3, 6, 5, requires_grad=True), torch.tensor([[1, 2, 0, 0, 0, 0]] * 3)
+
+    def step(ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        return ((features.tanh().repeat(1, 1, 2) + 1) * (ids != 0)[..., None]).sum()
+
+    compiled = Fast(step, ["ids", "features"], [ids, features], open_dims={"features": (2,)})
+    torch.testing.assert_close(compiled.run(ids, features), step(ids, features))
+    assert compiled.stats.calls == 1 and not compiled.stats.fallbacks
+
+
+def test_complex_pads_that_are_not_finite() -> None:
+    ids, weight = torch.tensor([[1, 2, 0, 0]] * 2), torch.randn(3, requires_grad=True)
+
+    def step(ids: torch.Tensor, z: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return ((z * weight).abs() * (ids != 0)[..., None]).sum()
+
+    z = torch.randn(2, 4, 3, dtype=torch.complex64)
+    compiled = Fast(step, ["ids", "z", "weight"], [ids, z, weight])
+    torch.testing.assert_close(compiled.run(ids, z, weight), step(ids, z, weight))
+    assert compiled.run(ids, z.masked_fill((ids == 0)[..., None], float("nan")), weight).isnan()
+    assert compiled.stats.calls == 2 and sum(compiled.stats.fallbacks.values()) == 1

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from .._torch import FakeTensor, autograd_function_apply, detect_fake_mode, is_random
 from ..errors import TurbogrError
+from ..graph.nodes import zeros_of
 from ..graph.shapes import same_shape
 from .normal import memory_of, value_of
 from .trace import functional_trace, remove_modes
@@ -385,7 +386,7 @@ def _is_zero_of_zero(node: fx.Node, operands: list[fx.Node]) -> bool:
         return False
     given = value_of(operands[0])
     # A zero may be negative, and some ops tell; others tell one zero from several.
-    zeros = [torch.full([2] * given.dim(), zero, dtype=given.dtype, device="cpu") for zero in (0.0, -0.0)]
+    zeros = [torch.full([2] * given.dim(), zero, dtype=given.dtype, device="cpu") for zero in zeros_of(given)]
     try:
         with torch.no_grad():
             made = [target(*(x if a is operands[0] else a for a in node.args), **node.kwargs) for x in zeros]

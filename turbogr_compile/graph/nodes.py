@@ -86,6 +86,13 @@ def tensor(node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def zeros_of(value: torch.Tensor) -> tuple[complex, ...]:
+    """The zeros that a value of this type may hold: some ops tell their signs."""
+    if value.is_complex():
+        return complex(0.0, 0.0), complex(-0.0, 0.0), complex(0.0, -0.0), complex(-0.0, -0.0)
+    return (0.0, -0.0) if value.is_floating_point() else (0,)
+
+
 def is_collective(node: fx.Node) -> bool:
     """Starts an exchange with other ranks, which must do the same in the same order: never dropped, merged or moved
     past another one."""

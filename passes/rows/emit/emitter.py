@@ -13,7 +13,7 @@ from ....graph.provenance import line_of
 from ..attending import Attention
 from ..attention.checks import LogSum
 from ..attention.checks import SeesKey as SeesAKey
-from ..calls import Size, is_tensor, op, shape
+from ..calls import Size, differ, is_tensor, op, shape
 from ..deciding import (
     Attends,
     AttendsAll,
@@ -97,10 +97,8 @@ class Emitter(Values):
         if wanted is None or found is None:
             return
         dims = shape(made)[rows:]
-        alike = len(dims) == len(sizes) and all(
-            a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(dims, sizes, strict=True)
-        )
-        if not alike or found.dtype != wanted.dtype:
+        misshapen = len(dims) != len(sizes) or any(map(differ, dims, sizes))
+        if misshapen or found.dtype != wanted.dtype:
             error = TurbogrError(f"gives {found.dtype}{dims} in place of {wanted.dtype}{sizes}")
             raise RuleFailed(node, error) from error
 

@@ -51,10 +51,10 @@ class FiniteInputs:
 
     def _hides(self, user: fx.Node, mask: fx.Node) -> bool:
         value, before = tensor(user), tensor(mask)
-        if value is None or before is None or value.dim() < before.dim():
+        if value is None or before is None or value.dim() < before.dim() or not value.is_floating_point():
             return False
         if op(user) in _STILL_HIDES:
-            kept = value.dtype.is_floating_point and _same(value.shape[-1:], before.shape[-1:])
+            kept = _same(value.shape[-1:], before.shape[-1:])
             return (kept or op(user) == "slice") and all(self._hides(u, user) for u in self._read(user))
         if op(user) == "scaled_dot_product_attention":
             return mask is arg(user, "attn_mask") and user.all_input_nodes.count(mask) == 1
@@ -112,9 +112,9 @@ class FiniteInputs:
         while todo:
             node = todo.pop()
             value = tensor(node)
-            if value is not None and not (value.is_floating_point() or value.is_complex()) and not self._reads_bits:
+            if value is not None and not _spreads(value) and not self._reads_bits:
                 continue
-            if node.op == "placeholder" and value is not None and value.is_floating_point():
+            if node.op == "placeholder" and value is not None and _spreads(value):
                 yield node
             table = arg(node, "weight") if op(node) == "embedding" else None  # rows nobody looks up spread nothing
             todo += [n for n in node.all_input_nodes if n not in done and n not in self.an.decisions and n is not table]
@@ -136,7 +136,7 @@ class FiniteInputs:
         value = tensor(user)
         if op(user) in VIEWS | COPIES:
             return self._only_selected(user, kept)
-        if value is not None and not value.is_floating_point():
+        if value is not None and not _spreads(value):
             return True
         mine = {"where": (arg(user, "self"), arg(user, "other")), "masked_fill": (arg(user, "self"),)}.get(op(user), ())
         return x in mine and any(predicates <= self.an.zeros.support(user) for predicates in kept)
@@ -144,3 +144,8 @@ class FiniteInputs:
 
 def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return all(known(x == y) for x, y in zip(a, b, strict=True))
+
+
+def _spreads(value: torch.Tensor) -> bool:
+    """May it hold what is not finite?"""
+    return value.is_floating_point() or value.is_complex()

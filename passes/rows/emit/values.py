@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from ....pipeline.capacity import Capacity
-from ..calls import again, arg, is_tensor, op, operand, piece_of, product, rank_of, shape, tensors
+from ..calls import again, arg, is_tensor, op, operand, piece_of, product, rank_of, shape, tensors, value_of
 from ..deciding import Given, Weighs
 from ..declaration import declared
 from ..demand import DemandAnalysis
@@ -205,8 +205,8 @@ class Values(Inputs):
             y = self.packed(x, chosen)
             return y if self.kept_sizes(x, axes) == want else self.reshape(y, [-1, *want])
         y = self.dense(x)
-        have = shape(x)
-        while want and want[0] == 1 and len(want) > len(have):
+        have, want = shape(x), want or [1]  # a tensor without dims would count less in what types are promoted to
+        while want[0] == 1 and len(want) > len(have):
             want = want[1:]
         return y if have == want else self.reshape(y, want)
 
@@ -315,5 +315,8 @@ class Values(Inputs):
         if op(n) in ("constant_pad_nd", "pad") or any(zero for _, zero in homes):
             arrays.append(self.call(aten.new_full.default, arrays[0], [1, *[self.size(s) for s in sizes]], move.fill))
         source = arrays[0] if len(arrays) == 1 else self.call(aten.cat.default, arrays)
+        wanted = value_of(n).dtype
+        if all(value_of(x).dtype != wanted for x, _ in move.parts):  # a part without elements counts for the type
+            source = self.call(aten._to_copy.default, source, dtype=wanted)
         index = self.per_row("moved", ("moved", n, chosen), chosen, recipe)
         return self.call(GATHER, source, index)

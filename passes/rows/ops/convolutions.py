@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from ..calls import arg, op, operand, product, quotient, rank_of, shape
+from ....kernels.declare import accumulator
+from ..calls import arg, op, operand, product, quotient, rank_of, shape, value_of
 from ..declaration import row_op
 from ..spans import Window
 
@@ -143,13 +144,19 @@ def _packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
             aten.linear.default, window, e.reshape(kernel, [out, -1]), e.dense(bias) if bias is not None else None
         )
         return e.reshape(y, [-1, *one, out, *wide])
-    windows = e.reshape(rows, [-1, taps, groups, inner, *(wide or [1])])
-    kernel = e.reshape(e.dense(weight), [groups, quotient(out, groups), inner, taps])
+    # A convolution rounds once, its bias added: until then a half type is wider.
+    inside, dtype = accumulator(value_of(n).dtype) if bias is not None else value_of(n).dtype, value_of(n).dtype
+
+    def widened(x: fx.Node) -> fx.Node:
+        return x if inside == dtype else e.call(aten.to.dtype, x, inside)
+
+    windows = e.reshape(widened(rows), [-1, taps, groups, inner, *(wide or [1])])
+    kernel = e.reshape(widened(e.dense(weight)), [groups, quotient(out, groups), inner, taps])
     y = e.call(aten.einsum.default, "tkgce,gock->tgoe", [windows, kernel])
     y = e.reshape(y, [-1, *one, out, *wide])
-    if bias is None:
-        return y
-    return e.call(aten.add.Tensor, y, e.reshape(e.dense(bias), [out, *[1] * len(wide)]))
+    if bias is not None:
+        y = e.call(aten.add.Tensor, y, e.reshape(widened(e.dense(bias)), [out, *[1] * len(wide)]))
+    return y if inside == dtype else e.call(aten.to.dtype, y, dtype)
 
 
 def _over_features(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:

@@ -74,7 +74,9 @@ def _join_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
         a in axes for a in e.typing.atoms(n)[at]
     ):  # equal parts one after the other, beside rows
         place = 1 + sum(1 for d, _ in e.kept(n, axes) if d < at)
-        return e.call(aten.stack.default, twins, place)
+        stacked, sizes = e.call(aten.stack.default, twins, place), e.kept_sizes(n, axes)
+        whole = len(sizes) == 1 + len(e.kept(parts[0], axes))
+        return stacked if whole else e.reshape(stacked, [-1, *sizes])  # features lay between the parts and their rows
     joined = e.call(aten.cat.default, twins, e.position(parts[0], at, chosen))
     value, kept = tensor(n), {value_of(p).dtype for p in parts}
     assert value is not None
@@ -129,7 +131,13 @@ def _split_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> Any:
     if _is_whole(n):
         return [e.packed(x, chosen)]
     y, at = e.packed(x, chosen), e.position(x, dim_of(n), chosen)
-    if any(a in chosen.space.axes for a in e.typing.atoms(x)[dim_of(n)]):  # blocks of a flattened stack
+    atoms = e.typing.atoms(x)[dim_of(n)]
+    if any(a in chosen.space.axes for a in atoms):  # blocks of a flattened stack
+        inner = [a for a in atoms[1:] if a not in chosen.space.axes]
+        if inner:
+            sizes = e.kept_sizes(x, chosen.space.axes)
+            blocks = [e.typing.size_of(atoms[:1]), e.typing.size_of(inner)]
+            y = e.reshape(y, [-1, *sizes[: at - 1], *blocks, *sizes[at:]])
         return e.call(aten.unbind.int, y, at)
     return e.again(n, self=y, dim=at)
 

@@ -175,7 +175,17 @@ def _index_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
         return "picks rows" if over_rows else None
     if not r.free(n.args[0], s):
         return "picks rows"
-    return None if _by_numbers(n.args[1]) else "picks by a mask"
+    if not _by_numbers(n.args[1]):
+        return "picks by a mask"
+    widest = _widest(n)
+    leading = r.typing.atoms(n)[: rank_of(widest)]
+    return None if r.typing.atoms(widest) == leading else "picks by numbers that are broadcast"
+
+
+def _widest(n: fx.Node) -> fx.Node:
+    """The first index of as many dims as all of them have together."""
+    indices: Any = n.args[1]
+    return max(indices, key=rank_of)
 
 
 def _index_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
@@ -187,9 +197,7 @@ def _index_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
         at, index = lone
         before = [None] * e.position(x, at, chosen)
         return e.again(n, self=e.packed(x, chosen), indices=[*before, e.dense(index)])
-    rank = max(rank_of(i) for i in indices)
-    widest = next(i for i in indices if rank_of(i) == rank)
-    table: Any = n.args[0]
+    widest, table = _widest(n), operand(n)
     for i, count in zip(indices, shape(table), strict=False):
         e.note_lookup(i, count, from_end=True)
     packed = [e.operand(i, widest, chosen) if i is not widest else e.packed(i, chosen) for i in indices]

@@ -142,8 +142,8 @@ def resized(m: Moves, n: fx.Node) -> Move | None:
         return Move(out, ((x, Moved(out, into, -size(shift), 1, True)),)) if _plain(shift) else None
     if name in ("constant_pad_nd", "pad"):
         before = padding(n)[at][0]
-        fill = arg(n, "value") or 0.0
-        return Move(out, ((x, Moved(out, into, -size(before))),), float(fill)) if _plain(before) else None
+        fill = arg(n, "value") or 0  # as it is: a float lacks whole numbers that i64 has
+        return Move(out, ((x, Moved(out, into, -size(before))),), fill) if _plain(before) else None
     start = _slice_start(n, length)
     step = arg(n, "step", 1) or 1
     if start is None or not isinstance(step, int):

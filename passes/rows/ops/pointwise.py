@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from .... import _torch
-from ....graph.nodes import tensor
+from ....graph.nodes import tensor, zeros_of
 from ..calls import COPIES, VIEWS, arg, is_tensor, op, rank_of, tensors, value_of
 from ..declaration import EVERY, Declaration, row_family, row_op
 from ..hiding import shown
@@ -87,13 +87,13 @@ def _makes_zero(z: Zeros, n: fx.Node) -> bool:
     knows what else they do.
     """
     target: Any = n.target
-    loose = [x for x in tensors(n) if z.meanings.constant(x) is None and _has_sign(x)]
-    if target.namespace != "aten" or _torch.is_random(n) or len(loose) > 3:
+    loose = [x for x in tensors(n) if z.meanings.constant(x) is None]
+    if target.namespace != "aten" or _torch.is_random(n) or sum(_has_sign(x) for x in loose) > 3:
         return False
-    for signs in itertools.product((0.0, -0.0), repeat=len(loose)):
+    for signs in itertools.product(*(zeros_of(value_of(x)) for x in loose)):
         chosen = dict(zip(loose, signs, strict=True))
 
-        def real(x: fx.Node, chosen: dict[fx.Node, float] = chosen) -> torch.Tensor:
+        def real(x: fx.Node, chosen: dict[fx.Node, complex] = chosen) -> torch.Tensor:
             value, constant = tensor(x), z.meanings.constant(x)
             assert value is not None
             number = chosen.get(x, 0) if constant is None else constant
@@ -111,8 +111,7 @@ def _makes_zero(z: Zeros, n: fx.Node) -> bool:
 
 
 def _has_sign(x: fx.Node) -> bool:
-    value = tensor(x)
-    return value is not None and value.dtype.is_floating_point
+    return len(zeros_of(value_of(x))) > 1
 
 
 def _either_zero(z: Zeros, n: fx.Node) -> Support:
@@ -149,10 +148,18 @@ def _never_zero(z: Zeros, value: Any) -> bool:
     if constant is not None:
         return constant != 0
     if op(value) in ("clamp", "clamp_min"):
-        return isinstance(arg(value, "min"), (int, float)) and arg(value, "min") > 0
+        return _is_above_zero(arg(value, "min"), value)
     plain = op(value) == "add" and not value.kwargs and len(value.args) == 2
-    more = plain and isinstance(value.args[1], (int, float)) and value.args[1] > 0
+    more = plain and _is_above_zero(value.args[1], value)
     return op(value) in ("exp", "sigmoid", "softplus") or (more and _never_negative(value.args[0]))
+
+
+def _is_above_zero(number: Any, like: fx.Node) -> bool:
+    """In the type of a value: 1e-12 is nothing to a half type."""
+    if not isinstance(number, (int, float)) or number <= 0:
+        return False
+    dtype = value_of(like).dtype
+    return not dtype.is_floating_point or bool(torch.tensor(number, dtype=dtype) > 0)
 
 
 def _never_negative(value: Any) -> bool:
@@ -164,13 +171,14 @@ def _never_negative(value: Any) -> bool:
 
 
 def _spread(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
-    """On operands of the result's size, and of its type where they are integers."""
+    """On operands of the result's size, and of its type where they are integers, or have no dims and count less."""
     sizes, result = e.kept_sizes(n, chosen.space.axes), tensor(n)
     assert result is not None
 
     def full(x: fx.Node) -> Any:
         y, value = e.operand(x, n, chosen), tensor(x)
-        if value is not None and value.dtype != result.dtype and not value.dtype.is_floating_point:
+        loose = value is not None and (not value.dtype.is_floating_point or value.dim() == 0)
+        if value is not None and value.dtype != result.dtype and loose:
             y = e.call(aten.to.dtype, y, result.dtype)
         has_rows = any(a in chosen.space.axes for a in e.typing.flat(x))
         if has_rows and e.kept_sizes(x, chosen.space.axes) == sizes:

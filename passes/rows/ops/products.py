@@ -95,7 +95,7 @@ def _linear_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
 def _product_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
     x, y = operand(n), operand(n, 1)
     if op(n) in ("addmm", "baddbmm"):
-        x, y = operand(n, 1), operand(n, 2)
+        x, y = _factors(n)
         if not r.free(n.args[0], s) and not r.covers(n.args[0], s):
             return f"{op(n)} of a value with other rows"
     if r.on_rows(x, -1, s):
@@ -228,23 +228,24 @@ def _any_of(e: Emitter, v: fx.Node, axes: Sequence[int]) -> fx.Node:
 
 
 def _addmm_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
-    """By matmul and add: products of packed rows have other ranks than `addmm` and `baddbmm` take."""
-    added: Any = n.args[0]
-    x: Any = n.args[1]
-    y: Any = n.args[2]
-    if op(n) == "addmm":
-        return e.again(n, self=e.operand(added, n, chosen), mat1=e.packed(x, chosen))
-    alpha = arg(n, "alpha")
-    # Whichever is the smaller: a half type may not hold the product, or the factor, beyond it.
-    first, then = (alpha, 1) if abs(alpha) < 1 else (1, alpha)
-    left = e.packed(x, chosen)
-    left = e.call(aten.mul.Scalar, left, first) if first != 1 else left
-    product = e.call(aten.matmul.default, left, e.packed(y, chosen))
-    scaled = e.call(aten.mul.Scalar, product, then) if then != 1 else product
-    if arg(n, "beta") == 0:
-        return scaled
-    term = e.operand(added, n, chosen)
-    return e.call(aten.add.Tensor, scaled, term, alpha=arg(n, "beta"))
+    """By the op itself, which rounds once; what lies between rows and the dims of a matrix counts as rows."""
+    factors = ("mat1",) if op(n) == "addmm" else ("batch1", "batch2")
+    axes, dims = chosen.space.axes, len(factors)
+
+    def flat(x: fx.Node, packed: fx.Node) -> fx.Node:
+        sizes = e.kept_sizes(x, axes)
+        return packed if len(sizes) <= dims else e.reshape(packed, [-1, *sizes[-dims:]])
+
+    added, term = operand(n), e.operand(n.args[0], n, chosen)
+    given = {name: flat(x, e.packed(x, chosen)) for name, x in zip(factors, _factors(n), strict=False)}
+    term = term if e.an.rowwise.free(added, chosen.space) else flat(added, term)
+    y = e.again(n, self=term, **given)
+    return y if len(e.kept(n, axes)) <= dims else e.reshape(y, [-1, *e.kept_sizes(n, axes)])
+
+
+def _factors(n: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """The factors of a product that is added to something."""
+    return operand(n, 1), operand(n, 2)
 
 
 def _einsum_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:

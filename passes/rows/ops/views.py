@@ -119,8 +119,9 @@ def _expanded(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
         return y
     if all(w == s or w == 1 for w, s in zip(want, sizes, strict=True)):
         return e.call(aten.expand.default, y, [-1, *[e.size(s) for s in sizes]])
-    times = [1, *[s // w if isinstance(s, int) and isinstance(w, int) else 1 for w, s in zip(want, sizes, strict=True)]]
-    return e.call(aten.repeat.default, y, times)
+    times = [t for w, s in zip(want, sizes, strict=True) if (t := quotient(s, w)) is not None]
+    assert len(times) == len(sizes), f"{sizes} are no repetitions of {want}"
+    return e.call(aten.repeat.default, y, [1, *map(e.size, times)])
 
 
 def _reshaped(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
