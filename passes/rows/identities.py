@@ -62,22 +62,30 @@ def _wide(*given: Any) -> list[Any]:
     return [t if t is None or accumulator(t.dtype) == t.dtype else t.to(accumulator(t.dtype)) for t in given]
 
 
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 # --- added to --------------------------------------------------------------------------------------
 
 
 @_is(aten.scatter_add.default)
 def _scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    return x + torch.scatter_add(_nothing(x), dim, index, src)
+    wide, src = _wide(x, src)
+    return _rounded(wide + torch.scatter_add(_nothing(wide), dim, index, src), x.dtype)
 
 
 @_is(aten.index_add.default)
 def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
-    return x + torch.index_add(_nothing(x), dim, index, source, alpha=alpha)
+    wide, source = _wide(x, source)
+    return _rounded(wide + torch.index_add(_nothing(wide), dim, index, source, alpha=alpha), x.dtype)
 
 
 @_is(aten._unsafe_masked_index_put_accumulate.default)
 def _masked_index_add(x: Tensor, mask: Tensor, indices: Any, values: Tensor) -> Tensor:
-    return x + aten._unsafe_masked_index_put_accumulate.default(_nothing(x), mask, indices, values)
+    wide, values = _wide(x, values)
+    put = aten._unsafe_masked_index_put_accumulate.default
+    return _rounded(wide + put(_nothing(wide), mask, indices, values), x.dtype)
 
 
 # What a reduction makes of an element and of what was reduced, where neither has a gradient; of truth values, any.
@@ -96,13 +104,16 @@ def _scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str
         hit = torch.scatter(_nowhere(x), dim, index, True)
         written = torch.scatter_reduce(_nothing(x), dim, index, src, reduce, include_self=False)
         return torch.where(hit, written if both is None else both(x, written), x)
+    wide, more = _wide(x, src)
     if reduce == "prod":
-        return x * torch.scatter_reduce(torch.ones_like(x), dim, index, src, "prod")
-    total = x + torch.scatter_add(_nothing(x), dim, index, src)
+        return _rounded(wide * torch.scatter_reduce(torch.ones_like(wide), dim, index, more, "prod"), x.dtype)
+    total = wide + torch.scatter_add(_nothing(wide), dim, index, more)
     if reduce == "sum":
-        return total
+        return _rounded(total, x.dtype)
     count = torch.scatter_add(torch.ones_like(x), dim, index, torch.ones_like(src))
-    return total / count if x.is_floating_point() else torch.div(total, count, rounding_mode="floor")
+    if x.is_floating_point():
+        return _rounded(total / count, x.dtype)
+    return torch.div(total, count, rounding_mode="floor")
 
 
 # --- written over ----------------------------------------------------------------------------------
@@ -127,7 +138,8 @@ def _index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
 @_is(aten.index_put.default)
 def _index_put(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Tensor:
     if accumulate:
-        return x + torch.ops.aten.index_put.default(_nothing(x), indices, values, True)
+        wide, values = _wide(x, values)
+        return _rounded(wide + aten.index_put.default(_nothing(wide), indices, values, True), x.dtype)
     hit = aten.index_put.default(_nowhere(x), indices, torch.ones((), dtype=torch.bool, device=x.device))
     return torch.where(hit, aten.index_put.default(_nothing(x), indices, values), x)
 
@@ -135,7 +147,8 @@ def _index_put(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False
 @_is(aten.put.default)
 def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     if accumulate:
-        return x + torch.put(_nothing(x), index, source, True)
+        wide, source = _wide(x, source)
+        return _rounded(wide + torch.put(_nothing(wide), index, source, True), x.dtype)
     return torch.where(torch.put(_nowhere(x), index, _yes(source)), torch.put(_nothing(x), index, source), x)
 
 
@@ -226,38 +239,43 @@ _ALONG[aten.slice_scatter.default] = _slice_scatter_along
 # --- products added to something --------------------------------------------------------------------
 
 
-def _added(x: Tensor, product: Tensor, beta: Any, alpha: Any) -> Any:
+def _added(times: Callable[..., Tensor], x: Tensor, *factors: Tensor, beta: Any, alpha: Any) -> Any:
+    """beta · x + alpha · times(factors). What float16 does not hold of one, the other may take away again."""
     if x.dtype == torch.bool or beta == 0:  # the gradient of x is zero then, not none
         return NotImplemented
-    if alpha != 1 and _wide(x)[0] is not x:  # the product may overflow where alpha times it does not
-        return NotImplemented
+    wide = _wide(x, *factors) if x.dtype == torch.float16 or alpha != 1 else [x, *factors]
+    product = times(*wide[1:])
     product = product if alpha == 1 else alpha * product
-    return (x if beta == 1 else beta * x) + product
+    return _rounded((wide[0] if beta == 1 else beta * wide[0]) + product, x.dtype)
 
 
 @_is(aten.addr.default)
 def _addr(x: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return _added(x, vec1.unsqueeze(-1) * vec2, beta, alpha)
+    """Half types are rounded after each step by torch itself, in an order of its own."""
+    if x.dtype == torch.bool or beta == 0 or ((beta != 1 or alpha != 1) and _wide(x)[0] is not x):
+        return NotImplemented
+    product = vec1.unsqueeze(-1) * vec2
+    return (x if beta == 1 else beta * x) + (product if alpha == 1 else alpha * product)
 
 
 @_is(aten.addmv.default)
 def _addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return _added(x, torch.matmul(mat, vec), beta, alpha)
+    return _added(torch.matmul, x, mat, vec, beta=beta, alpha=alpha)
 
 
 @_is(aten.addmm.default)
 def _addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return _added(x, torch.mm(mat1, mat2), beta, alpha)
+    return _added(torch.mm, x, mat1, mat2, beta=beta, alpha=alpha)
 
 
 @_is(aten.baddbmm.default)
 def _baddbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return _added(x, torch.bmm(batch1, batch2), beta, alpha)
+    return _added(torch.bmm, x, batch1, batch2, beta=beta, alpha=alpha)
 
 
 @_is(aten.addbmm.default)
 def _addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return _added(x, torch.bmm(batch1, batch2).sum(0), beta, alpha)
+    return _added(lambda a, b: torch.bmm(a, b).sum(0), x, batch1, batch2, beta=beta, alpha=alpha)
 
 
 # --- losses that are reduced --------------------------------------------------------------------------

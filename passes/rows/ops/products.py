@@ -234,17 +234,21 @@ def _addmm_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
     y: Any = n.args[2]
     if op(n) == "addmm":
         return e.again(n, self=e.operand(added, n, chosen), mat1=e.packed(x, chosen))
-    alpha = arg(n, "alpha")
+    alpha, dtype = arg(n, "alpha"), n.meta["val"].dtype
     # Whichever is the smaller: a half type may not hold the product, or the factor, beyond it.
     first, then = (alpha, 1) if abs(alpha) < 1 else (1, alpha)
-    left = e.packed(x, chosen)
+    narrow = dtype == torch.float16  # which may not hold the product beside what takes it away again, either
+
+    def wide(value: fx.Node) -> fx.Node:
+        return e.call(aten._to_copy.default, value, dtype=torch.float32) if narrow else value
+
+    left = wide(e.packed(x, chosen))
     left = e.call(aten.mul.Scalar, left, first) if first != 1 else left
-    product = e.call(aten.matmul.default, left, e.packed(y, chosen))
-    scaled = e.call(aten.mul.Scalar, product, then) if then != 1 else product
-    if arg(n, "beta") == 0:
-        return scaled
-    term = e.operand(added, n, chosen)
-    return e.call(aten.add.Tensor, scaled, term, alpha=arg(n, "beta"))
+    result = e.call(aten.matmul.default, left, wide(e.packed(y, chosen)))
+    result = e.call(aten.mul.Scalar, result, then) if then != 1 else result
+    if arg(n, "beta") != 0:
+        result = e.call(aten.add.Tensor, result, wide(e.operand(added, n, chosen)), alpha=arg(n, "beta"))
+    return e.call(aten._to_copy.default, result, dtype=dtype) if narrow else result
 
 
 def _einsum_packed(e: Emitter, n: fx.Node, chosen: RowSet) -> fx.Node:
