@@ -103,13 +103,16 @@ def _scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str
         hit = torch.scatter(_nowhere(x), dim, index, True)
         written = torch.scatter_reduce(_nothing(x), dim, index, src, reduce, include_self=False)
         return torch.where(hit, written if both is None else both(x, written), x)
+    wide, more = _wide(x, src)
     if reduce == "prod":
-        return x * torch.scatter_reduce(torch.ones_like(x), dim, index, src, "prod")
-    total = x + torch.scatter_add(_nothing(x), dim, index, src)
+        return (wide * torch.scatter_reduce(torch.ones_like(wide), dim, index, more, "prod")).to(x.dtype)
+    total = wide + torch.scatter_add(_nothing(wide), dim, index, more)
     if reduce == "sum":
-        return total
-    count = torch.scatter_add(torch.ones_like(x), dim, index, torch.ones_like(src))
-    return total / count if x.is_floating_point() else torch.div(total, count, rounding_mode="floor")
+        return total.to(x.dtype)
+    count = torch.scatter_add(torch.ones_like(wide), dim, index, torch.ones_like(more))
+    if x.is_floating_point():
+        return (total / count).to(x.dtype)
+    return torch.div(total, count, rounding_mode="floor")
 
 
 # --- written over ----------------------------------------------------------------------------------

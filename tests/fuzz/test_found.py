@@ -267,6 +267,14 @@ UNUSUAL = {
     "a product that only alpha makes small enough": (
         "torch.baddbmm(x.half(), (x * 300).half(), (Q * 300).half().expand(B, D, D), alpha=1e-2) * v[..., None] * 1.0"
     ),
+    "a product that a half type holds beside what it is added to": (
+        "torch.baddbmm(x.half() * 0 - 60000, x.half() * 0 + 200, (Q.half() * 0 + 87).expand(B, D, D))"
+        " * v[..., None] / 100"
+    ),
+    "numbers put beside others, whose sum a half type lacks": (
+        "torch.index_put(-(h := (x * 0 + 40000).half()), (torch.tensor([0, 0]),), h[:2], accumulate=True).double()"
+        " * v[..., None] / 1e4"
+    ),
     "weights that a half type holds, and their products it does not": (
         "torch.einsum('bn,bnd->bd', (v / 3e4).half(), (x * 1e-2).half()).double() * 1e4"
     ),
@@ -288,6 +296,54 @@ def test_what_is_rarely_written(name: str) -> None:
     body = f"v = ids != 0\nx = F.embedding(ids, E)\nloss = ({UNUSUAL[name]}).sum()"
     verdict = judge(program(body, "right", "left", "holes", "full"))
     assert verdict.status in ("same", "rounding") and verdict.packed_calls == 4, verdict.notes
+
+
+ATTENDED = {
+    # What an attention is computed from, spelled as few do: each was wrong, without a word, or lost a pass. How many of
+    # four batches are packed.
+    "a sum without gradients": ("e = (x @ x.mT).exp() * v[:, None]\np = e / e.sum(-1, keepdim=True).detach()", 4),
+    "positions that a byte cannot be compared with": (
+        "c = torch.arange(N, dtype=torch.uint8)\np = (x @ x.mT).masked_fill(~v[:, None] | ~(c > -1), -1e9).softmax(-1)",
+        0,
+    ),
+    "products of one feature with all": (
+        "s = torch.einsum('bqd,bkd->bqk', x[..., :1], x)\np = s.masked_fill(~v[:, None], -1e9).softmax(-1)",
+        4,
+    ),
+    "products of all features with one": (
+        "s = torch.einsum('bqd,bkd->bqk', x, x[..., :1])\np = s.masked_fill(~v[:, None], -1e9).softmax(-1)",
+        4,
+    ),
+    "a head whose weights are zero": (
+        "x = x.unflatten(-1, (H, D // H)).transpose(1, 2)\n"
+        "p = (x @ x.mT).masked_fill(~v[:, None, None], -1e9).softmax(-1) * (torch.arange(H) >= 1)[:, None, None]\n"
+        "v = v[:, None]",
+        4,
+    ),
+    "queries that one head leaves out": (
+        "x = x.unflatten(-1, (H, D // H)).transpose(1, 2)\nv = v[:, None]\n"
+        "s = (x @ x.mT).masked_fill((torch.arange(H) >= 1)[:, None, None] & ~v[..., None], -1e9)\n"
+        "p = F.silu(s) * v[:, :, None]",
+        4,
+    ),
+    "two whole numbers that are one as floats": (
+        f"i = ids + {2**53}\nh = (i == {2**53}) | (i == {2**53 + 1})\n"
+        "p = (x @ x.mT).masked_fill(h[:, None], -1e9).softmax(-1)",
+        4,
+    ),
+    "whole numbers that are rounded where they are compared": (
+        f"i = ids + {2**53}\np = (x @ x.mT).masked_fill((i == {2**53}.0)[:, None], -1e9).softmax(-1)",
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ATTENDED)
+def test_attention_that_is_rarely_written(name: str) -> None:
+    body, packed = ATTENDED[name]
+    rest = "loss = (p @ x * v[..., None]).square().sum()"
+    verdict = judge(program(f"v = ids != 0\nx = F.embedding(ids, E)\n{body}\n{rest}", "right", "left", "holes", "full"))
+    assert (verdict.status, verdict.packed_calls) == ("same", packed), verdict.notes
 
 
 PLANTED = {

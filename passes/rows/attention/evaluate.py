@@ -145,12 +145,15 @@ class Evaluator:
 
     def position(self, formula: Formula, dtype: torch.dtype) -> Leaf:
         """A formula as numbers of a dtype; Unknown where they are not exact in it."""
-        if not formula.coefs and isinstance(formula.const, int) and dtype != torch.bool:
-            return number(formula.const, dtype)
         if dtype == torch.bool:
             raise Unknown("positions as truth values")
+        if not formula.coefs and isinstance(formula.const, int):
+            fixed = number(formula.const, dtype)
+            if fixed.value != formula.const:
+                raise Unknown(f"{formula.const} in {dtype}")
+            return fixed
         most = exact_up_to(dtype)
-        least = 0 if dtype == torch.uint8 else -most
+        least = -most if dtype.is_signed else 0
         if not self.sizes.within(formula, least, most):
             found = self.sizes.range(formula)
             if found is None or all(isinstance(s, int) for s in found):

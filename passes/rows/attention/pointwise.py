@@ -287,6 +287,7 @@ def _compare(ev: Evaluator, call: Call) -> Any:
     name, formulas = call.name, [_formula(x), _formula(y)]
     if isinstance(x, Position) or isinstance(y, Position):
         if formulas[0] is not None and formulas[1] is not None:
+            _check_exact(ev, call, formulas[0], formulas[1])
             return ev.compare(name, formulas[0] - formulas[1])
         raise Unknown("positions against data")
     if of_scores(x) or of_scores(y):
@@ -297,6 +298,14 @@ def _compare(ev: Evaluator, call: Call) -> Any:
     if isinstance(y, Sum) or not isinstance(found, Data) or found.inverse:
         raise Unknown("a comparison of sums")
     return compared_data(found, name, y)
+
+
+def _check_exact(ev: Evaluator, call: Call, *formulas: Formula) -> None:
+    """Numbers are compared in the type that both sides are promoted to, where one may wrap or be rounded."""
+    sides = [call.args[name] for name in ("self", "other")]
+    common = torch.result_type(*(value(x) if is_tensor(x) else 0 if isinstance(x, fx.Node) else x for x in sides))
+    for formula in formulas:
+        ev.position(formula, common)
 
 
 def compared_data(x: Data, name: str, y: Any) -> Any:
@@ -313,8 +322,9 @@ def compared_data(x: Data, name: str, y: Any) -> Any:
     info = torch.iinfo(dtype) if dtype != torch.bool else None
     if info is None or not float(wanted).is_integer() or not info.min <= wanted <= info.max:
         raise Unknown("a whole number against something else")
-    if isinstance(y, Number) and y.dtype.is_floating_point and abs(wanted) > exact_up_to(y.dtype):
-        raise Unknown("a whole number that is rounded")
+    common = y.dtype if isinstance(y, Number) else torch.result_type(value(x.node), y)
+    if common.is_floating_point and abs(wanted) >= exact_up_to(common):
+        raise Unknown("whole numbers that are rounded")
     how, holds = {"ne": ("eq", False), "lt": ("ge", False), "le": ("gt", False)}.get(name, (name, True))
     return _tested(x, how, int(wanted), holds)
 
@@ -358,8 +368,8 @@ def _detach(ev: Evaluator, call: Call) -> Leaf:
         return x
     if any(isinstance(f, Data) and ev.gradients_reach(f.node) for f in x.factors):
         raise Unknown("gradients stop")
-    if not of_scores(x) or all(isinstance(f, RowStat) for f in x.factors):
-        return x
+    if not of_scores(x) or all(isinstance(f, RowStat) and f.kind != "sum" for f in x.factors):
+        return x  # what is taken from all scores of a query cancels, and so does its gradient; a divisor does not
     if not all(isinstance(f, (Score, Data)) for f in x.factors):
         raise Refused("gradients stop", x, call.node)
     terms = (

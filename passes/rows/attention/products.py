@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from ..calls import is_tensor, op, rank_of
-from .calls import arguments
+from .calls import arguments, shape
 from .formula import ZERO, Formula, Index
 from .indexing import tidy
 
@@ -76,6 +76,9 @@ def _einsum(node: fx.Node) -> Contraction | None:
     alone = set(left) ^ set(right)
     if any(len(set(side)) != len(side) for side in (left, right, out)) or not alone <= set(out):
         return None  # a diagonal, or a sum over a dim that one side has alone
+    sizes = [dict(zip(side, shape(x), strict=True)) for side, x in zip((left, right), tensors, strict=True)]
+    if any(sizes[0][c] != sizes[1][c] for c in left if c in right and c not in out):
+        return None  # one side is broadcast along what is contracted
     return Contraction(node, tensors[0], tensors[1], tuple(left), tuple(right), tuple(out))
 
 

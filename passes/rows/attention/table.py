@@ -176,17 +176,17 @@ def _tests_agree(case: dict[Atom, bool]) -> bool:
 
 def _some_value(tests: list[tuple[Test, bool]]) -> bool:
     """Is there a number that gives these answers? Candidates: those asked for, and some around them."""
-    asked = sorted({float(t.value) for t, _ in tests if t.value is not None and math.isfinite(t.value)})
-    tried = [
-        math.nan,
-        -math.inf,
-        math.inf,
-        *asked,
-        *(math.nextafter(v, way) for v in asked for way in (-math.inf, math.inf)),
-    ]
+    asked = {t.value for t, _ in tests if t.value is not None and math.isfinite(t.value)}
+    tried = [math.nan, -math.inf, math.inf, *asked, *(near for v in asked for near in _around(v))]
     if any(t.value is not None and not math.isfinite(t.value) for t, _ in tests):
         tried += [0.0]
     return any(all(compared(v, t) == holds for t, holds in tests) for v in tried)
+
+
+def _around(v: float) -> list[float]:
+    """The numbers before and after. A float does not hold all whole ones."""
+    whole = [v - 1, v + 1] if isinstance(v, int) else []
+    return [*whole, math.nextafter(v, -math.inf), math.nextafter(v, math.inf)]
 
 
 def compared(value: Any, test: Test) -> Any:

@@ -89,6 +89,10 @@ class PackedBuilder:
         rows, *rest = layout
         if isinstance(rows, Packed):
             chosen, side = self.sets[rows.side], rows.side
+            heads = Formula.of({a: c for a, c in formula.coefs if a not in (*self.form.sequences, side)})
+            if heads.coefs:
+                at = self.positions(heads, ((), *rest), sizes)
+                return self.e.call(aten.add.Tensor, self.positions(formula - heads, layout, sizes), at)
 
             def of_rows(r: Rows) -> torch.Tensor:
                 at = Places(self._along_rows(r, chosen, side), 1, {}, r.batch.number).formula(formula)

@@ -129,6 +129,37 @@ def test_identities_hold(along):
     assert unknown == sum(UNKNOWN.values()) + (2 if along else 0)  # a step, a start from the end
 
 
+LARGE = torch.full((1, 1, 1), -60000.0, dtype=torch.float16)
+SAME, MORE = torch.tensor([0, 0]), torch.full((2,), 40000.0, dtype=torch.float16)
+NARROW = [
+    (aten.addmm.default, (LARGE[0], -LARGE[0] / 256, LARGE[0] / -200)),
+    (aten.addmm.default, (-LARGE[0], LARGE[0] / 256, LARGE[0] / -200), {"beta": 1.5}),
+    (aten.baddbmm.default, (LARGE, -LARGE / 256, LARGE / -200)),
+    (aten.baddbmm.default, (LARGE, -LARGE, LARGE / -200), {"alpha": 1 / 256}),
+    (aten.addbmm.default, (LARGE[0], -LARGE / 256, LARGE / -200)),
+    (aten.scatter_add.default, (LARGE[0, 0], 0, SAME, MORE)),
+    (aten.index_add.default, (LARGE[0, 0], 0, SAME, MORE)),
+    (aten.index_put.default, (LARGE[0, 0], [SAME], MORE, True)),
+    (aten.put.default, (LARGE[0, 0], SAME, MORE, True)),
+    (aten._unsafe_masked_index_put_accumulate.default, (LARGE[0, 0], torch.tensor([True, True]), [SAME], MORE)),
+    (aten.scatter_reduce.two, (LARGE[0, 0], 0, SAME, MORE, "sum")),
+    (aten.scatter_reduce.two, (LARGE[0, 0], 0, SAME, MORE, "mean")),
+    (aten.scatter_reduce.two, (LARGE[0, 0] / -6e7, 0, SAME, MORE / 100, "prod")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", NARROW, ids=lambda call: str(call[0]))
+def test_parts_may_be_larger_than_a_half_type_holds(call):
+    """What is written takes away again what the op itself never has as a number of its own."""
+    target, args, *more = call
+    wanted, found = (
+        called(fn, args, more[0] if more else {}) for fn in (target, identities.identity_of(target, False))
+    )
+    assert bool(wanted[0].isfinite().all())
+    for mine, its in zip([found[0], *found[1]], [wanted[0], *wanted[1]], strict=True):
+        torch.testing.assert_close(mine, its, rtol=2e-3, atol=1e-3)
+
+
 WRITES = {target for target, *_ in CALLS if "scatter" in str(target) or "put" in str(target)} - {
     aten.scatter_reduce.two
 }
