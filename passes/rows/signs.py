@@ -23,11 +23,11 @@ from .meanings import Meanings
 from .ops.pointwise import broadcast
 
 # The zero that they give is a sum, which starts from a positive one, or no zero at all.
+# Norms that scale are not among them: without a bias, minus zero stays what it is.
 _ADD = {"sum", "mean", "nansum", "linear", "mm", "matmul", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "cumsum",
-        "softmax", "log_softmax", "_softmax", "_safe_softmax", "logsumexp", "layer_norm", "rms_norm", "group_norm",
-        "batch_norm", "instance_norm", "scaled_dot_product_attention", "norm", "linalg_norm", "linalg_vector_norm",
-        "std", "var", "embedding"}  # fmt: skip
-_OTHERS = (1.0, -1.0, 0.0, 2.5)  # for operands that nothing is known of
+        "softmax", "log_softmax", "_softmax", "_safe_softmax", "logsumexp", "scaled_dot_product_attention", "norm",
+        "linalg_norm", "linalg_vector_norm", "std", "var"}  # fmt: skip
+_OTHERS = (1.0, -1.0, 0.0, -0.0, 2.5)  # for operands that nothing is known of
 
 
 class Signs:

@@ -285,6 +285,15 @@ UNUSUAL = {
     "features padded beside rows": (
         "F.conv2d(x.mT[..., None], Q[:, :, None, None], off, padding=(0, 1)) * v[:, None, :, None]"
     ),
+    "signs of zeros behind a norm": (
+        "torch.copysign(off, F.layer_norm(x * v[..., None] * -1, (D,))) + x * v[..., None]"
+    ),
+    "signs of zeros behind a norm without a mean": (
+        "torch.copysign(off, F.rms_norm(x * v[..., None] * -1, (D,))) + x * v[..., None]"
+    ),
+    "signs of zeros between two of them": (
+        "torch.copysign(off, torch.lerp(y := x * v[..., None] * -1, y * 2, 0.5)) + x * v[..., None]"
+    ),
     "an einsum whose table has T": "torch.einsum('bnd,Td->bn', x, E) * v",
     "an einsum whose features are T": "torch.einsum('bnT,Te->bne', x, Q) * v[..., None]",
     "an einsum that pools T": "torch.einsum('bnT,bn->bT', x @ Q, v.double())",
