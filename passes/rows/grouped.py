@@ -18,6 +18,7 @@ from ... import _torch
 from ...check.stand_ins import only_computes
 from ...graph.nodes import tensor
 from .apart import Apart
+from .attention.numbers import exact_up_to
 from .calls import (
     COPIES,
     arg,
@@ -161,14 +162,18 @@ class Sorting:
             counts = counts.args[0]
         if op(counts) == "histc":
             fits = (arg(counts, "bins"), arg(counts, "min"), arg(counts, "max")) == (count, 0, count - 1)
-            return fits and self._are_groups(counts.args[0])
+            return fits and self._are_groups(counts.args[0], count)
         if op(counts) == "bincount":
             fits = arg(counts, "weights") is None and arg(counts, "minlength") == count
-            return fits and self._are_groups(counts.args[0])
+            return fits and self._are_groups(counts.args[0], count)
         return False
 
-    def _are_groups(self, x: Any) -> bool:
+    def _are_groups(self, x: Any, count: int) -> bool:
+        """The numbers of groups, in types that tell so many apart."""
         while op(x) == "_to_copy":
+            value = tensor(x)
+            if value is None or value.dtype == torch.bool or exact_up_to(value.dtype) < count - 1:
+                return False
             x = x.args[0]
         return x is self.groups or (self._entry(x) or (None,))[0] is self.groups
 

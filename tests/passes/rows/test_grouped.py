@@ -108,6 +108,11 @@ def shares(x):
     return mixture(x, ends_of=lambda experts: torch.full((EXPERTS,), experts.numel() // EXPERTS).cumsum(0).int())
 
 
+def taken_for_one(x):
+    """Groups that a narrow type takes for one are counted together."""
+    return mixture(x, ends_of=lambda experts: ends_of(experts.bool()))
+
+
 def not_undone(x):
     """Put somewhere else than rows came from."""
     return mixture(x, inverse=lambda order: order)
@@ -124,6 +129,7 @@ LOOK_ALIKES = {
     "neighbours": lambda x: mixture(x, between=neighbours),
     "by place": lambda x: mixture(x, between=by_place),
     "other runs": shares,
+    "groups taken for one": taken_for_one,
     "not undone": not_undone,
     "never sorted": never_sorted,
 }
