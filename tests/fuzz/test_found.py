@@ -347,6 +347,24 @@ ATTENDED = {
 }
 
 
+BROADCAST = {
+    # One of the operands of an attention is the same for all sequences, or for all heads.
+    "queries": "F.scaled_dot_product_attention(x[:1, None], x[:, None], x[:, None], v[:, None, None])[:, 0]",
+    "queries, of a lower rank": "F.scaled_dot_product_attention(x[:1], x[:, None], x[:, None], v[:, None, None])[:, 0]",
+    "keys and values": "F.scaled_dot_product_attention(x[:, None], x[0], x[0], v[:1, None, None])[:, 0]",
+    "queries of heads": "F.scaled_dot_product_attention(x[:, None], h, h, v[:, None, None]).sum(1)",
+}
+
+
+@pytest.mark.parametrize("name", BROADCAST)
+def test_attention_that_is_broadcast(name: str) -> None:
+    body = f"v = ids != 0\nx = F.embedding(ids, E)\nh = torch.stack([x, x @ Q], 1)\no = {BROADCAST[name]}"
+    verdict = judge(
+        program(f"{body}\nloss = ((o + x) * v[..., None]).square().sum()", "right", "left", "holes", "full")
+    )
+    assert (verdict.status, verdict.packed_calls) == ("same", 4), verdict.notes
+
+
 @pytest.mark.parametrize("name", ATTENDED)
 def test_attention_that_is_rarely_written(name: str) -> None:
     body, packed = ATTENDED[name]

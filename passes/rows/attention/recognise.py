@@ -247,6 +247,8 @@ class _Fused(Axes):
         args = arguments(self.node, names)
         q, k, v = (args[name] for name in names[:3])
         lead = rank_of(q) - 2
+        if shape(q)[:lead] != shape(self.node)[:-2]:
+            raise Refused("a query that is broadcast", shape(q), self.node)
         index = tuple(self.dim(f"b{d}", s) for d, s in enumerate(shape(q)[:lead]))
         index = (*index, self.dim(QUERY, shape(q)[-2]), self.dim(KEY, shape(k)[-2]))
         self.sizes.of |= {DEPTH: shape(q)[-1], WIDTH: shape(v)[-1]}

@@ -77,15 +77,15 @@ def _einsum(t: Typing, n: fx.Node) -> Dims | None:
 
 def _attention(t: Typing, n: fx.Node) -> Dims:
     q, k, v = (t.dims(a) for a in n.args[:3])
-    for i in range(len(q) - 2):
-        if not arg(n, "enable_gqa") or i != len(q) - 3:
-            t.join(q[i], k[i], v[i])
+    lead: list[Dims] = [[[]] * (rank_of(n) - len(x)) + x[:-2] for x in (q, k, v)]  # any may be broadcast
+    batch = [dims[0] if arg(n, "enable_gqa") and i == rank_of(n) - 3 else t.join(*dims)
+             for i, dims in enumerate(zip(*lead, strict=True))]  # fmt: skip
     t.join(q[-1], k[-1])
     t.join(k[-2], v[-2])
     if is_tensor(arg(n, "attn_mask")):
-        for m, s in zip(reversed(t.dims(arg(n, "attn_mask"))), reversed([*q[:-1], k[-2]]), strict=False):
+        for m, s in zip(reversed(t.dims(arg(n, "attn_mask"))), reversed([*batch, q[-2], k[-2]]), strict=False):
             t.join(s, m)
-    return [*q[:-1], v[-1]]
+    return [*batch, q[-2], v[-1]]
 
 
 def _linear_mixes(r: Rowwise, n: fx.Node, s: Space) -> str | None:
