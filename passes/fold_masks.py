@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from .. import _torch
-from ..graph.nodes import is_view, regions, returned, sizes_from, tensor
+from ..graph.nodes import is_storage, is_view, regions, returned, sizes_from, tensor
 from ..graph.phases import Phase
 from ..pipeline.catalogue import register
 from ..pipeline.context import Context
@@ -69,7 +69,9 @@ def _foldable(node: fx.Node) -> bool:
     if node.target.namespace != "aten" or _torch.is_random(node) or node.is_impure() or not _torch.is_functional(node):
         return False
     value = tensor(node)
-    return value is not None and value.device.type == "cpu" and all(isinstance(s, int) for s in value.shape)
+    if value is None or value.device.type != "cpu" or is_storage(value):
+        return False
+    return all(isinstance(s, int) for s in value.shape)
 
 
 def _frontier(graph: fx.Graph, constant: dict[fx.Node, int]) -> Iterator[fx.Node]:

@@ -182,9 +182,10 @@ def quotient(a: Size, b: Size) -> Size | None:
     return whole if sympy.denom(whole) == 1 else None
 
 
+@lru_cache(maxsize=65536)
 def differ(a: Size, b: Size) -> bool:
     """Can two sizes never be equal?"""
-    if isinstance(a, int) and isinstance(b, int):
+    if a == b or (isinstance(a, int) and isinstance(b, int)):
         return a != b
     ratio = sympy.cancel(sympy.sympify(a) / sympy.sympify(b)) if b != 0 else sympy.nan
     return bool(ratio.is_number) and ratio not in (1, sympy.nan)

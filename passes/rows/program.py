@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from ... import _torch
-from ...graph.nodes import is_collective
+from ...graph.nodes import is_collective, is_storage
 from ...pipeline.capacity import Capacity
 from ...runtime.prologue import Call, Unprovable, reading
 from .attending import Attention, checked_nodes
@@ -276,7 +276,8 @@ class Program:
             for speculation in self.speculations:
                 verify(speculation, batch.values[speculation.node])
             for index, name in self.entries:
-                if not bool(torch.isfinite(inputs[index]).all()):
+                given = inputs[index].float() if is_storage(inputs[index]) else inputs[index]
+                if not bool(torch.isfinite(given).all()):
                     raise Unprovable(f"%{name} holds values that are not finite, which pads may spread")
             for index, name in self.hiding:
                 mask = inputs[index]
@@ -334,7 +335,8 @@ class Examples:
             return None
         try:
             with torch.no_grad():
-                return self._value(node)
+                found = self._value(node)
+            return None if isinstance(found, torch.Tensor) and is_storage(found) else found
         except Exception:
             return None  # an op that does not run on these inputs: nothing is known
 

@@ -486,6 +486,13 @@ READ = {
         "y = (x * 0 + 20000).half()\nz = torch.scatter_add(y - 50000, 1, torch.zeros_like(y).long()[:, :4], y[:, :4])\n"
         "loss = (z.double() * (x @ Q) * v[..., None]).sum()"
     ),
+    "elements that are taken to be unique, and are not": (
+        "y = (x[..., 0] * 2).detach().long()\nhit = torch.isin(y, torch.arange(50, 90), assume_unique=True)\n"
+        "loss = (x.sum(-1) * hit * v).sum() + ((x @ Q) * v[..., None]).sum()"
+    ),
+    "angles of complex zeros, which have signs": (
+        "loss = torch.angle(torch.complex(x, -2 * x) * v[..., None]).sum() + ((x @ Q) * v[..., None]).sum()"
+    ),
     # A rule failed: right, and slow.
     "truth values reduced over no dims": "loss = (x * torch.any(x > 0, dim=(), keepdim=True) * v[..., None]).sum()",
     "a number without dims among three": (
@@ -515,6 +522,21 @@ def test_what_reading_found(name: str) -> None:
     verdict = judge(program(f"v = ids != 0\nx = F.embedding(ids, E)\n{READ[name]}", "right", "left", "holes", "full"))
     assert verdict.status in ("same", "rounding") and verdict.packed_calls == 4, verdict.notes
     assert not [r for r in verdict.remarks if "rule-failed" in r]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_floats_of_eight_bits(dtype: torch.dtype) -> None:
+    ids, table = torch.tensor([[1, 2, 0, 0]] * 2), torch.randn(4, 3, requires_grad=True)
+    codes = torch.arange(24.0).view(2, 4, 3).to(dtype)
+
+    def step(ids: torch.Tensor, table: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        return ((torch.nn.functional.embedding(ids, table) * codes.to(table.dtype)) * (ids != 0)[..., None]).sum()
+
+    compiled = Fast(step, ["ids", "table", "codes"], [ids, table, codes])
+    torch.testing.assert_close(compiled.run(ids, table, codes), step(ids, table, codes))
+    codes[0, 3, 0] = float("nan")
+    assert compiled.run(ids, table, codes).isnan() and step(ids, table, codes).isnan()
+    assert compiled.stats.calls == 2 and sum(compiled.stats.fallbacks.values()) == 1
 
 
 def test_open_features_that_are_repeated() -> None:

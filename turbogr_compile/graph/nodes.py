@@ -93,6 +93,11 @@ def zeros_of(value: torch.Tensor) -> tuple[complex, ...]:
     return (0.0, -0.0) if value.is_floating_point() else (0,)
 
 
+def is_storage(value: torch.Tensor) -> bool:
+    """Of a type to keep numbers in: torch neither compares nor counts floats of eight bits."""
+    return value.is_floating_point() and value.dtype.itemsize == 1
+
+
 def is_collective(node: fx.Node) -> bool:
     """Starts an exchange with other ranks, which must do the same in the same order: never dropped, merged or moved
     past another one."""

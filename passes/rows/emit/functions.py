@@ -44,6 +44,7 @@ def function(e: Values, n: fx.Node, chosen: RowSet) -> Any:
 class _Known:
     """What is asked of the analysis of a graph by rules of ops."""
 
+    graph: fx.Graph
     typing: Any
     rowwise: Rowwise
     decisions: dict[fx.Node, Any] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class _Within(Values):
 
     def __init__(self, body: Body, chosen: RowSet) -> None:
         rowwise = Rowwise(body.typing, lambda _: chosen.space)
-        super().__init__(body.graph, cast(DemandAnalysis, _Known(body.typing, rowwise)))
+        super().__init__(body.graph, cast(DemandAnalysis, _Known(body.graph, body.typing, rowwise)))
         self.body, self.chosen = body, chosen
         self.symbols = body.sizes(chosen.space)
         self._summed: dict[fx.Node, fx.Node] = {}

@@ -211,7 +211,8 @@ row_op("turbogr::left_rows", models=("rows", "where"), axes=_left_rows, mixes=_l
 row_op("one_hot", models=("self", "num_classes"), axes=_one_hot, mixes=_one_hot_mixes, packed=_one_hot_packed)
 row_op("bucketize.Tensor", models=("self", "boundaries", "out_int32", "right"),
        axes=same_dims, mixes=_searched_mixes, packed=first_packed)  # fmt: skip
-row_op("isin.Tensor_Tensor", models=("elements", "test_elements", "assume_unique", "invert"),
+# Elements that are taken to be unique are looked for among each other.
+row_op("isin.Tensor_Tensor", models=("elements", "test_elements", "invert"),
        axes=same_dims, mixes=_searched_mixes, packed=first_packed)  # fmt: skip
 row_op("gather", "take_along_dim", models=("self", "dim", "index", "indices", "sparse_grad"),
        axes=_gather, mixes=_gather_mixes, reads=moves.gathered, packed=_gather_packed)  # fmt: skip
