@@ -17,9 +17,9 @@ from .. import _torch
 from ..graph.nodes import is_collective
 from ..graph.phases import Role
 from ..pipeline.target import BaseTarget, Hooks, Missing
+from ..runtime.entrance import run_behind_entrance
 from ..runtime.ranks.agreement import agreeing
 from .common.aot import aot
-from .common.entrance import run_behind_entrance
 from .common.pipelines import PACKING, SCHEDULE
 
 aten = torch.ops.aten

@@ -14,9 +14,9 @@ import sympy
 import torch
 from torch import fx
 
-from .... import _torch
-from ....kernels.contract import Question
-from ....kernels.declare import CONTRACTS, KERNELS, NAMESPACE
+from ... import _torch
+from ...kernels.contract import Question
+from ...kernels.declare import CONTRACTS, KERNELS, NAMESPACE
 from .sizes import MOST, Bounds, Undecided, size_of
 
 # Whose results have the sizes that were computed for them at compile time.

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from .... import _torch
-from ....kernels.contract import Question
-from ....kernels.contract.entries import (
+from ... import _torch
+from ...kernels.contract import Question
+from ...kernels.contract.entries import (
     ASCENDING,
     DISTANCES,
     RANGE,

@@ -10,10 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import turbogr_compile
 from turbogr_compile.kernels.cpu.build import library
 from turbogr_compile.kernels.declare import CONTRACTS
-from turbogr_compile.lowering.common.entrance import run_behind_entrance
-from turbogr_compile.lowering.common.entrance.proof import Proof
-from turbogr_compile.lowering.common.entrance.sizes import MOST, Size, Undecided
 from turbogr_compile.passes.rows.program import Rows
+from turbogr_compile.runtime.entrance import run_behind_entrance
+from turbogr_compile.runtime.entrance.proof import Proof
+from turbogr_compile.runtime.entrance.sizes import MOST, Size, Undecided
 from turbogr_compile.training import build
 from turbogr_compile.training.config import Config
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from .... import _torch
-from ....kernels.contract import REAL
-from ....kernels.cpu.build import library
+from ... import _torch
+from ...kernels.contract import REAL
+from ...kernels.cpu.build import library
 from .proof import Proof
 from .source import source_of
 

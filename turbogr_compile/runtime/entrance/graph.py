@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from .... import _torch
-from ....kernels.declare import KERNELS
+from ... import _torch
+from ...kernels.declare import KERNELS
 from .gate import Gate
 from .proof import Proof, name_of
 from .sizes import Undecided
