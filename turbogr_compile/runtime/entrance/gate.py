@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -26,8 +27,9 @@ class Gate:
 
     def __init__(self, proof: Proof) -> None:
         places = {node: i for i, node in enumerate(proof.graph.find_nodes(op="placeholder"))}
-        self.places = [places[node] for node in proof.inputs]
-        self.fakes = [node.meta["val"] for node in proof.inputs]
+        self.fakes = [node.meta["val"] for node in proof.tensors]
+        self._tensors = _picking([places[node] for node in proof.tensors])
+        self._numbers = _picking([places[node] for node in proof.numbers])
         self.dtype = _dtype_of_kernels(proof)
         self.source, count = source_of(proof)
         space: dict[str, Any] = {"pack": struct.Struct(f"{count}q").pack}
@@ -41,35 +43,34 @@ class Gate:
         if kernels is None or _torch.is_watched():
             return False
         try:
-            given = [values[i] for i in self.places]
-            tensors = [x for x in given if type(x) is not int]
-            known = any(alike(*tensors) for alike in self._kinds) or self._like_fakes(given, tensors)
-            return known and self._fit(kernels.turbogr_check, *given)
+            tensors = self._tensors(values)
+            known = any(alike(*tensors) for alike in self._kinds) or self._like_fakes(tensors)
+            return known and self._fit(kernels.turbogr_check, *tensors, *self._numbers(values))
         except Exception:  # ops with their checks say what is wrong
             return False
 
-    def _like_fakes(self, given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> bool:
+    def _like_fakes(self, tensors: Sequence[Any]) -> bool:
         """Are these as the compiler took them to be? Others that are like them will be, too."""
-        alike = all(_is_like(x, fake) for x, fake in zip(given, self.fakes, strict=True))
+        alike = all(_is_like(x, fake) for x, fake in zip(tensors, self.fakes, strict=True))
         if alike and len(self._kinds) < KINDS:
-            sizes = [[s if type(s) is int else None for s in f.shape] for f in self.fakes if _is_tensor(f)]
+            sizes = [[s if type(s) is int else None for s in fake.shape] for fake in self.fakes]
             self._kinds.append(_torch.alike(tensors, sizes))
         return alike
 
 
+def _picking(places: list[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    if len(places) > 1:
+        return itemgetter(*places)  # at once
+    return lambda values: tuple(values[i] for i in places)
+
+
 def _dtype_of_kernels(proof: Proof) -> torch.dtype | None:
     """One that the graph computes in: the library that serves it is needed in any case, and can check."""
-    values = (x.meta["val"] for x in proof.operands if _is_tensor(x.meta.get("val")))
-    return next((value.dtype for value in values if value.dtype in REAL), None)
+    values = (x.meta.get("val") for x in proof.operands)
+    return next((x.dtype for x in values if isinstance(x, torch.Tensor) and x.dtype in REAL), None)
 
 
-def _is_tensor(x: Any) -> bool:
-    return isinstance(x, torch.Tensor)
-
-
-def _is_like(x: Any, fake: Any) -> bool:
-    if not _is_tensor(fake):
-        return type(x) is int
+def _is_like(x: Any, fake: torch.Tensor) -> bool:
     if not _torch.is_plain(x) or x.dtype is not fake.dtype or x.dim() != fake.dim():
         return False
     return all(size == known for size, known in zip(x.shape, fake.shape, strict=True) if type(known) is int)

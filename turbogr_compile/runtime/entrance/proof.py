@@ -80,8 +80,17 @@ class Proof:
         return {symbol: (_torch.least_of(self.env, symbol), MOST) for symbol in self.found}
 
     @cached_property
-    def inputs(self) -> list[fx.Node]:
-        """All that tell sizes and dtypes of settled ops, and where symbols are found."""
+    def tensors(self) -> list[fx.Node]:
+        """Inputs that tell sizes and dtypes of settled ops, and those in whose sizes symbols are found."""
+        return [node for node in self._inputs if isinstance(node.meta.get("val"), torch.Tensor)]
+
+    @cached_property
+    def numbers(self) -> list[fx.Node]:
+        """Inputs that are such sizes."""
+        return [node for node in self._inputs if isinstance(node.meta.get("val"), (int, torch.SymInt))]
+
+    @cached_property
+    def _inputs(self) -> list[fx.Node]:
         seen: set[fx.Node] = {node for node, _ in self.found.values()}
         todo = list(self.settled)
         while todo:
@@ -89,9 +98,7 @@ class Proof:
             if node not in seen:
                 seen.add(node)
                 todo += node.all_input_nodes
-        tell = (torch.Tensor, torch.SymInt, int)
-        every = self.graph.find_nodes(op="placeholder")
-        return [node for node in every if node in seen and isinstance(node.meta.get("val"), tell)]
+        return [node for node in self.graph.find_nodes(op="placeholder") if node in seen]
 
     @property
     def operands(self) -> Iterator[fx.Node]:

@@ -24,8 +24,11 @@ from .sizes import Size
 
 
 def source_of(proof: Proof) -> tuple[str, int]:
-    """`fit(native, *inputs)`: sizes first, then entries by one native call; and how many numbers that one takes."""
-    names = {node.name: f"input_{i}" for i, node in enumerate(proof.inputs)}
+    """`fit(native, *tensors, *numbers)`, and how many numbers it hands to the native check.
+
+    Sizes come first, then entries in one call. Types are those of the graph already, and so are constant sizes.
+    """
+    names = {node.name: f"input_{i}" for i, node in enumerate([*proof.tensors, *proof.numbers])}
     lines, checks = list(_sizes(proof, names)), []
     for question in _without_those_that_follow(proof.asked):
         for x in question:
@@ -47,12 +50,13 @@ def _sizes(proof: Proof, names: dict[str, str]) -> Iterator[str]:
         yield f"{symbol} = {names[node.name]}" + ("" if dim is None else f".shape[{dim}]")
         low, high = proof.bounds[symbol]
         yield f"if not {low} <= {symbol} <= {high}: return False"
-    for node in proof.inputs:
-        fake, name = node.meta["val"], names[node.name]
-        if not isinstance(fake, torch.Tensor):
-            yield f"if {name} != {_text(fake)}: return False"
-        elif any(type(size) is not int for size in fake.shape):
-            yield f"if {name}.shape != ({', '.join(map(_text, fake.shape))},): return False"
+    for node in proof.tensors:
+        shape = node.meta["val"].shape
+        if any(type(size) is not int for size in shape):
+            yield f"if {names[node.name]}.shape != ({', '.join(map(_text, shape))},): return False"
+    for node in proof.numbers:
+        name = names[node.name]
+        yield f"if type({name}) is not int or {name} != {_text(node.meta['val'])}: return False"
     for condition in _torch.assumptions(proof.env, proof.found.keys()):
         yield f"if not ({condition}): return False"
 
