@@ -4,8 +4,8 @@
 
 Every batch is stepped four times in turns, twice with checks and twice without any, so that whatever else the machine
 does hits both alike; the time is processor time of the thread. Then the checks of each step are timed where they are
-made, on the wall, which tells more where differences of whole steps drown in noise, and counts for checks what kernels
-would wait for in their place: caches that are cold. `entrance` is what a graph asks of its inputs; an op that is named
+made, by medians on the wall. That tells more where differences of whole steps drown in noise, and counts for checks what
+kernels would wait for in their place: caches that are cold. `entrance` is what a graph asks of its inputs; an op that is named
 asks for itself, and `reference` says that there is no kernel for its dtype.
 """
 
@@ -101,7 +101,7 @@ def in_turns(step: Step, batches: Iterator[Mapping[str, Tensor]], count: int) ->
 def timed(
     step: Step, batches: Iterator[Mapping[str, Tensor]], count: int
 ) -> tuple[list[float], dict[Any, list[float]]]:
-    """Seconds of steps, and of each check in them by its number and name."""
+    """Processor time of steps, and seconds of each check in them by its number and name."""
     seen: list[tuple[str, float]] = []
 
     def around(name: str, check: Callable[..., Any], fine: Any) -> Callable[..., Any]:
@@ -117,9 +117,9 @@ def timed(
     with replaced(around):
         for batch in islice(batches, count):
             seen.clear()
-            began = time.perf_counter()
+            began = time.thread_time()
             step(batch)
-            steps.append(time.perf_counter() - began)
+            steps.append(time.thread_time() - began)
             for number, (name, seconds) in enumerate(seen):
                 checks[number, name].append(seconds)
     return steps, checks
@@ -145,7 +145,7 @@ def main() -> None:
           f"{high:,.0f}): {middle / whole:.2%} of it")  # fmt: skip
     each = {key: statistics.median(seconds) * MICRO for key, seconds in checks.items()}
     whole, total = statistics.median(steps) * MICRO, sum(each.values())
-    print(f"timed      step {whole:,.0f} us on the wall, {len(each)} checks {total:,.0f} us: {total / whole:.2%} of it")
+    print(f"timed      step {whole:,.0f} us of processor time, {len(each)} checks {total:,.0f} us: {total / whole:.2%}")
     if options.each:
         for (_, name), micros in each.items():
             print(f"  {micros:8.1f} us  {name}")
