@@ -3,10 +3,10 @@
     python benchmarks/checks.py [--batches 100] [--each]
 
 Every batch is stepped four times in turns, twice with checks and twice without any, so that whatever else the machine
-does hits both alike; the time is processor time of the thread. Then the checks of each step are timed where they are
-made, by medians on the wall. That tells more where differences of whole steps drown in noise, and counts for checks what
-kernels would wait for in their place: caches that are cold. `entrance` is what a graph asks of its inputs; an op that is named
-asks for itself, and `reference` says that there is no kernel for its dtype.
+does hits both alike; the time is processor time of the thread. Then checks are timed where they are made, by medians on
+the wall. That tells more where differences of whole steps drown in noise, and counts for checks what kernels would wait
+for in their place: caches that are cold. `entrance` is what a graph asks of its inputs; an op that is named asks for
+itself, and `reference` says that there is no kernel for its dtype.
 """
 
 from __future__ import annotations
