@@ -27,6 +27,7 @@ from .cpu.build import library
 __all__ = [
     "CONTRACTS",
     "HALF",
+    "KERNELS",
     "LIBRARY",
     "NAMESPACE",
     "REFERENCES",
@@ -46,6 +47,9 @@ LIBRARY: Library = globals().get("LIBRARY") or Library(NAMESPACE, "FRAGMENT")
 CONTRACTS: dict[str, Contract] = globals().get("CONTRACTS") or {}
 # The reference of each op, behind its contract: what the op is where it has no kernel.
 REFERENCES: dict[str, Callable[..., Any]] = globals().get("REFERENCES") or {}
+# What each op is on a CPU, without its check: for those who have asked the same of all arguments. The schema's defaults
+# are to be given too. Where there is no kernel, the reference serves.
+KERNELS: dict[str, Callable[..., Any]] = globals().get("KERNELS") or {}
 
 
 def no_flops(*arguments: Any, **rest: Any) -> int:
@@ -81,6 +85,7 @@ def declare(
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, checked, "CompositeExplicitAutograd")
     if cpu is not None:
+        KERNELS[name] = _unchecked(contract, cpu, storage, reference)
         LIBRARY.impl(name, _compiled(contract, cpu, storage, checked), "CPU")
     register_fake(qualified, _behind(contract.check_sizes, fake), lib=LIBRARY)
     derivative, keep = backward or _refuse(qualified), save
@@ -121,18 +126,31 @@ def _compiled(
     reference: Callable[..., Any],
 ) -> Callable[..., Any]:
     """The kernel, behind the contract; the reference where there is none."""
-    check, leading = contract.before_kernel, contract.leading
+    leading, unchecked = contract.leading, _unchecked(contract, kernel, storage, reference)
 
     def chosen(*arguments: Any) -> Any:
         found = library(getattr(arguments[leading], "dtype", None))
         if found is None:
             return reference(*arguments)
-        check(found.turbogr_check, *arguments)
-        if storage is not None:
+        contract.before_kernel(found.turbogr_check, *arguments)
+        return kernel(found, *arguments) if storage is None else unchecked(*arguments)
+
+    return chosen
+
+
+def _unchecked(
+    contract: Contract,
+    kernel: Callable[..., Any],
+    storage: Callable[..., torch.dtype] | None,
+    reference: Callable[..., Any],
+) -> Callable[..., Any]:
+    leading = contract.leading
+
+    def chosen(*arguments: Any) -> Any:
+        found = library(getattr(arguments[leading], "dtype", None))
+        if found is not None and storage is not None:
             found = library(storage(*arguments))
-            if found is None:
-                return reference(*arguments)
-        return kernel(found, *arguments)
+        return kernel(found, *arguments) if found is not None else reference(*arguments)
 
     return chosen
 

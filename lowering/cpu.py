@@ -17,6 +17,7 @@ from .. import _torch
 from ..graph.nodes import is_collective
 from ..graph.phases import Role
 from ..pipeline.target import BaseTarget, Hooks, Missing
+from ..runtime.entrance import run_behind_entrance
 from ..runtime.ranks.agreement import agreeing
 from .common.aot import aot
 from .common.pipelines import PACKING, SCHEDULE
@@ -49,7 +50,7 @@ def _aten(module: fx.GraphModule, inputs: Sequence[Any], hooks: Hooks) -> Callab
         for node in graph.graph.nodes:
             if node.target in (aten.view.default, aten._unsafe_view.default):
                 node.target = aten.reshape.default
-        return _torch.run_plainly(graph)
+        return run_behind_entrance(graph)
 
     # Recomputing to save memory pays only where the recomputation is fused; here every op is a kernel of its own.
     return aot(module, inputs, hooks, compile_graph, _torch.default_partition)

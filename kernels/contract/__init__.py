@@ -22,6 +22,7 @@ Entries are looked at in real tensors alone: by turbogr_check (cpu/check.cpp) in
 """
 
 from .contract import Contract, has_data, tensors
+from .entries import Question
 from .sizes import Dim, Shape, equal_blocks
 from .words import (
     BOOL,
@@ -59,6 +60,7 @@ __all__ = [
     "Flags",
     "Number",
     "Parts",
+    "Question",
     "Range",
     "Rule",
     "Shape",

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from .entries import Question
 from .source import LOCALS, SPACE, Refused, Writer
 from .words import REAL, Array, Distances, Entries, Rule
 
@@ -38,12 +39,12 @@ class Contract:
             raise ValueError(f"{self.op}: arguments of a checked op cannot be called {', '.join(sorted(taken))}")
         self.leading = next((names.index(name) for name, what in self.arguments.items() if _leads(what)), 0)
         self.optional = {a.name for a in found.arguments if str(a.type).startswith("Optional")}
-        defaults = {a.name: a.default_value for a in found.arguments if a.has_default_value()}
-        signature = [f"{name}=defaults[{name!r}]" if name in defaults else name for name in names]
+        self.defaults = {a.name: a.default_value for a in found.arguments if a.has_default_value()}
+        signature = [f"{name}=defaults[{name!r}]" if name in self.defaults else name for name in names]
         self.source = {flavour: Writer(self, flavour).text(signature) for flavour in ("native", "known", "symbolic")}
         functions = []
         for flavour, text in self.source.items():
-            space = {**SPACE, "defaults": defaults, "fail": self.fail, "explain": self.explain}
+            space = {**SPACE, "defaults": self.defaults, "fail": self.fail, "explain": self.explain}
             if flavour != "symbolic":
                 space["unlike"] = operator.ne
             exec(compile(text, f"<contract of {self.op}, {flavour}>", "exec"), space)
@@ -68,6 +69,18 @@ class Contract:
         """Check everything, entries by torch; sizes only where tensors have no data."""
         real = all(has_data(x) for x in tensors((*arguments, *named.values())))
         (self._check if real else self._symbolic)(None, *arguments, **named)
+
+    def asked(self, *arguments: Any) -> list[Question]:
+        """What there is to be asked of entries, after everything else is checked: nothing is looked at.
+
+        Sizes may be values of any kind that computes and compares; tensors have sizes, dtype, device and layout.
+        """
+        found: list[Any] = []
+        space = {**SPACE, "defaults": self.defaults, "fail": self.fail, "unlike": operator.ne}
+        space["look"] = lambda fail, *some: found.extend(some)
+        exec(compile(self.source["known"], f"<contract of {self.op}, asked>", "exec"), space)
+        space["check"](None, *arguments)
+        return found
 
     def check_sizes(self, *arguments: Any) -> None:
         """Check what is known without a look at the data."""

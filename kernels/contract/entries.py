@@ -24,7 +24,7 @@ RANGE, RANGE_BUT, RANGE_WITHIN, ASCENDING, DISTANCES = 1, 2, 3, 4, 5
 Fail = Callable[..., NoReturn]
 
 
-def look(fail: Fail, *checks: Range | Ascending | Distances) -> None:
+def look(fail: Fail, *checks: Question) -> None:
     for check in checks:
         check.run(fail)
 
@@ -112,3 +112,6 @@ class Distances(NamedTuple):
                     f"distances {q_low - k_high} to {q_high - k_low} exceed {self.table}, which has -{most} to {most}",
                     IndexError,
                 )
+
+
+Question = Range | Ascending | Distances

@@ -523,6 +523,52 @@ def test_assumptions_about_sizes_can_be_asked():
     assert holds([torch.ones(7, 3)]) and not holds([torch.ones(2, 3)]) and not holds([torch.ones(7, 2)])
 
 
+def test_assumptions_about_sizes_can_be_read():
+    mode = _torch.new_fake_mode()
+    fake = _torch.fake_of_sizes(mode, torch.ones(4, 3), {0}, "x")
+    size = fake.shape[0]
+    bool(size * 3 > 9)
+    symbol = size.node.expr
+    (condition,) = [text for text in _torch.assumptions(mode.shape_env, {symbol}) if "*" in text]
+    assert eval(condition, {str(symbol): 4}) and not eval(condition, {str(symbol): 3})
+    assert _torch.assumptions(mode.shape_env, set()) == _torch.assumptions(None, {symbol}) == []
+    assert _torch.least_of(mode.shape_env, symbol) >= 2 and _torch.least_of(None, symbol) == 0
+    assert eval(_torch.python_of((size // 2).node.expr), {str(symbol): 5}) == 2
+
+
+def test_tensors_are_recognised_at_once():
+    def likeness(*tensors):
+        return _torch.alike(tensors, [[None, 3], [2]])
+
+    x, y = torch.ones(4, 3), torch.ones(2, dtype=torch.int64)
+    alike = likeness(x, y)
+    assert alike(x, y) and alike(torch.ones(7, 3), y) and alike(torch.ones(3, 7).T, y)
+    for other in (torch.ones(4, 2), torch.ones(4), torch.ones(4, 3).double(), torch.ones(4, 3, device="meta"),
+                  torch.nn.Parameter(x), torch.complex(x, x).conj().imag, x.to_sparse()):  # fmt: skip
+        assert not alike(other, y)
+    assert not alike(x, torch.ones(3, dtype=torch.int64)) and not alike(x, y.int())
+
+
+def test_plain_tensors_go_to_their_kernels_as_they_are():
+    x = torch.ones(4, 3)
+    with torch.inference_mode():
+        assert _torch.is_plain(x) and _torch.is_plain(torch.ones(2))
+        inference = torch.ones(2)
+    assert _torch.is_plain(x) and _torch.is_plain(torch.nn.Parameter(x)) and _torch.is_plain(inference)
+    for other in (None, 3, x.to_sparse(), x.to("meta"), torch.complex(x, x).conj().imag, torch._efficientzerotensor(3)):
+        assert not _torch.is_plain(other)
+    assert not _torch.is_plain(_torch.fake_inputs([x])[0])
+
+
+def test_watchers_of_ops_are_seen():
+    assert not _torch.is_watched()
+    with torch.utils.flop_counter.FlopCounterMode(display=False):
+        assert _torch.is_watched()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert _torch.is_watched()
+    assert not _torch.is_watched()
+
+
 def test_autograd_functions_and_reasons_of_graph_breaks_are_in_dynamos_graph():
     class Twice(torch.autograd.Function):
         @staticmethod

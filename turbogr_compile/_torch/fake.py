@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -29,6 +29,7 @@ __all__ = [
     "FakeTensorMode",
     "PropagateUnbackedSymInts",
     "ShapeEnv",
+    "assumptions",
     "detect_fake_mode",
     "fake_inputs",
     "fake_mode_of",
@@ -36,12 +37,14 @@ __all__ = [
     "guard_count",
     "guard_or_false",
     "ignore_fresh_unbacked",
+    "least_of",
     "named_symbol",
     "new_fake_mode",
     "new_guards",
     "new_row_count",
     "path_of_size",
     "propagate",
+    "python_of",
     "shape_env_of",
     "size_operator",
     "sizes_allowed",
@@ -85,6 +88,29 @@ def sizes_allowed(env: ShapeEnv | None, sizes: Mapping[Any, int]) -> bool:
     numbers = {**sizes, **equal}
     bounds = [env.var_to_range[s].lower <= n for s, n in numbers.items() if s in env.var_to_range]
     return all(bounds) and all(g.expr.subs(numbers) != False for g in env.guards)  # noqa: E712 (sympy's False)
+
+
+def least_of(env: ShapeEnv | None, symbol: Any) -> int:
+    """What the compilation assumes a symbolic size to be at least; 0 where it assumes less, or nothing."""
+    known = env.var_to_range.get(symbol) if env is not None else None
+    return max(0, int(known.lower)) if known is not None and known.lower.is_Integer else 0
+
+
+def python_of(expr: sympy.Expr) -> str:
+    """A size, or a condition on sizes, as Python."""
+    from torch.utils._sympy.printers import PythonPrinter
+
+    return str(PythonPrinter().doprint(expr))
+
+
+def assumptions(env: ShapeEnv | None, symbols: Set[Any]) -> list[str]:
+    """Everything that the compilation assumed about symbolic sizes so far, of these symbols alone, as Python."""
+    if env is None:
+        return []
+    found = [guard.expr for guard in env.guards]
+    found += [deferred.expr for some in env.deferred_runtime_asserts.values() for deferred in some]
+    about = (env.replace(expr) for expr in found)
+    return list(dict.fromkeys(python_of(e) for e in about if e.free_symbols and e.free_symbols <= symbols))
 
 
 def ignore_fresh_unbacked(env: ShapeEnv | None) -> AbstractContextManager[Any]:

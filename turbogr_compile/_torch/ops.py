@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import fx
 from .fake import fake_mode_of, trying
 
 __all__ = [
+    "alike",
     "carries_gradient",
     "has_hooks",
     "is_alias",
@@ -18,7 +20,9 @@ __all__ = [
     "is_erased",
     "is_functional",
     "is_impure",
+    "is_plain",
     "is_random",
+    "is_watched",
     "mutated_arguments",
     "run_backward",
     "surely_contiguous",
@@ -138,3 +142,31 @@ HOOKS = (
 def has_hooks(x: torch.nn.Module | torch.Tensor) -> bool:
     """Whether something is called when a module runs, is saved or loaded, or when a tensor gets a gradient."""
     return any(getattr(x, name, None) for name in HOOKS)
+
+
+def is_watched() -> bool:
+    """Does somebody see, or take, the ops that this thread calls: a mode, a profiler?"""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch.autograd._profiler_enabled()
+
+
+def is_plain(x: Any) -> bool:
+    """A tensor with numbers in memory of the CPU as they are to be read: its ops go to their kernels as they are."""
+    if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.layout is not torch.strided:
+        return False
+    usual = [torch._C._dispatch_keys(torch.empty(0))]
+    with torch.inference_mode(not torch.is_inference_mode_enabled()):
+        usual.append(torch._C._dispatch_keys(torch.empty(0)))
+    return torch._C._dispatch_keys(x) in usual
+
+
+def alike(tensors: Sequence[torch.Tensor], sizes: Sequence[list[int | None]]) -> Callable[..., bool]:
+    """Whether others are like these: their type, dtype, device, way of dispatch and sizes, except where those are None.
+
+    One call asks all of them, as Dynamo's guards do.
+    """
+    from torch._C._dynamo.guards import TensorGuards
+
+    guards: Any = TensorGuards  # torch declares the sizes of one tensor
+    strides = [[None] * x.dim() for x in tensors]
+    check: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=list(sizes), dynamic_dims_strides=strides).check
+    return check
