@@ -35,8 +35,10 @@ def _gather_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def scatter(x: Tensor, rows: Tensor, count: int) -> Tensor:
-    """`count` rows of zeros, with x[i] added at rows[i]."""
+    """Rows of zeros, but where x[i] lies at rows[i]: their sum, from the first on, so that minus zero stays."""
     total = x.new_zeros((count, *x.shape[1:]), dtype=accumulator(x.dtype))
+    if total.is_floating_point():
+        total.index_fill_(0, rows, -0.0)
     return total.index_add_(0, rows, x.to(total.dtype)).to(x.dtype)
 
 

@@ -88,21 +88,22 @@ struct SumArguments {
   int64_t type, threads;
 };
 
-// Columns [first, last) of one row of the result.
+// Columns [first, last) of one row of the result. A row that is named once is itself, also where it is minus zero.
 template <typename S>
 void sum_row(const SumArguments& a, const Entry* entry, const Entry* end, S* to, int64_t first, int64_t last) {
   const S* x = (const S*)a.x;
   constexpr int kVectors = 8;
   int64_t at = first;
   for (; at + kVectors * kWidth <= last; at += kVectors * kWidth) {
-    Lanes sums[kVectors] = {};
-    for (const Entry* e = entry; e < end; ++e)
+    Lanes sums[kVectors];
+    for (int v = 0; v < kVectors; ++v) sums[v] = load_lanes(x + entry->position * a.stride + at + v * kWidth, Whole{});
+    for (const Entry* e = entry + 1; e < end; ++e)
       for (int v = 0; v < kVectors; ++v) sums[v] += load_lanes(x + e->position * a.stride + at + v * kWidth, Whole{});
     for (int v = 0; v < kVectors; ++v) store_lanes(to + at + v * kWidth, sums[v], Whole{});
   }
   across(last - at, [&](int64_t more, auto cut) {
-    Lanes sum = {};
-    for (const Entry* e = entry; e < end; ++e) sum += load_lanes(x + e->position * a.stride + at + more, cut);
+    Lanes sum = load_lanes(x + entry->position * a.stride + at + more, cut);
+    for (const Entry* e = entry + 1; e < end; ++e) sum += load_lanes(x + e->position * a.stride + at + more, cut);
     store_lanes(to + at + more, sum, cut);
   });
 }

@@ -524,6 +524,16 @@ def test_what_reading_found(name: str) -> None:
     assert not [r for r in verdict.remarks if "rule-failed" in r]
 
 
+def test_minus_zeros_of_rows_that_are_scattered() -> None:
+    """A padded reader of packed rows tells the sign of those among them that are zero."""
+    body = (
+        "v = ids != 0\nx = F.embedding(ids, E)\nz = x * (ids > 4)[..., None] * -1 * v[..., None]\n"
+        "loss = (torch.copysign(torch.ones_like(z), torch.where(v[..., None], z, z * 2)) * x).sum()"
+    )
+    verdict = judge(program(body, "right", "left", "holes"))
+    assert (verdict.status, verdict.packed_calls) == ("same", 3), verdict.notes
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_floats_of_eight_bits(dtype: torch.dtype) -> None:
     ids, table = torch.tensor([[1, 2, 0, 0]] * 2), torch.randn(4, 3, requires_grad=True)

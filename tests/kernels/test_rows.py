@@ -24,6 +24,14 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int
 
 
 @BOTH
+@pytest.mark.parametrize("width", [1, 67, 300])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_minus_zero_stays(gather, scatter, dtype, width):
+    found = scatter(torch.full((3, width), -0.0, dtype=dtype), torch.tensor([0, 2, 2]), 4)
+    assert torch.equal(found.signbit().all(1), torch.tensor([True, False, True, False]))
+
+
+@BOTH
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int64])
 @settings(max_examples=40, deadline=None)
 @given(
