@@ -254,6 +254,7 @@ class _Walk:
         """A temperature that is learned, or one for each row: as well of x as of logits."""
         if not isinstance(logits, fx.Node) or not self._over_classes(factor) or not self._like(logits):
             raise self.refuse("multiplies logits by more than one number for a row")
+        self._has_room("multiplies logits of float16 by a tensor, for which their rows may have no room")
         self.moves.append(self.at)
         self.factors.append(factor)
         return logits
@@ -281,6 +282,11 @@ class _Walk:
         self._add_bias(bias)
         return logits
 
+    def _has_room(self, otherwise: str) -> None:
+        """Of what is multiplied in the place of logits: these may be small, or large, where it is not."""
+        if value_of(self.at).dtype == torch.float16:
+            raise self.refuse(otherwise)
+
     def _add_bias(self, bias: fx.Node) -> None:
         value = value_of(bias)
         is_bias = value.dim() > 0 and same_size(value.shape[-1], self.classes) and self.last()
@@ -290,6 +296,8 @@ class _Walk:
             raise self.refuse(f"adds a bias of type {value.dtype}")
         if self.factors:
             raise self.refuse("adds a bias that is then multiplied by a tensor")
+        if self.scale != 1.0:
+            self._has_room("adds a bias to logits of float16, which may have no room for it once it is multiplied")
         self.biases.append((bias, self.scale))
 
     def _product(self) -> Logits:
@@ -388,7 +396,8 @@ def _einsum(walk: _Walk) -> Product:
         rows, d = letters[x][:-1], letters[x][-1:]
         v = letters[w].replace(d, "")
         plain = d and len(letters[w]) == 2 and len(v) == 1 and len({*rows, d, v}) == len(rows) + 2
-        if plain and result == rows + v:
+        width = value_of(operands[w]).shape[letters[w].index(d)] if plain else 0
+        if plain and result == rows + v and same_size(value_of(operands[x]).shape[-1], width):
             return operands[x], operands[w], letters[w][0] == d, None
     raise Refused("logits-no-product", f"logits come from einsum '{equation}'", walk.at)
 

@@ -76,7 +76,7 @@ def by_labels(node: fx.Node, found: Found) -> SampledLoss | None:
         return None
     parts = [filled_with(x) for x in labels.args[0]]
     wanted = [1.0, 0.0] if pair[3] == 0 else [0.0, 1.0]
-    if parts != wanted:
+    if parts != wanted or not same_size(value_of(labels.args[0][pair[3]]).shape[-1], 1):
         return None
     return replace(loss_of("bce", pair, node, fillers(labels), 1.0, a["reduction"]), of_logits=True)
 

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from ...rules.pattern import arguments
-from .norms import number_of
+from .norms import as_held, number_of
 
 aten = torch.ops.aten
 _PASS_ON = ("_to_copy", "reshape", "expand", "unsqueeze", "squeeze", "slice", "select", "gather_rows", "index_select")
@@ -25,8 +25,10 @@ def filled_with(node: Any) -> float | None:
         return 1.0
     if name in ("full", "full_like", "new_full"):
         value = arguments(node)["fill_value"]
-        return float(value) if isinstance(value, (int, float)) else number_of(value)
-    return filled_with(node.args[0]) if name in _PASS_ON else None
+        number = float(value) if isinstance(value, (int, float)) else number_of(value)
+    else:
+        number = filled_with(node.args[0]) if name in _PASS_ON else None
+    return None if number is None else as_held(number, node)
 
 
 def fillers(node: fx.Node) -> tuple[fx.Node, ...]:

@@ -20,7 +20,7 @@ from .emit import Emitter
 from .logits import Logits, root
 from .losses import SampledLoss
 from .scoring import Scoring, scorings_of
-from .total import check_readers, query_of
+from .total import check_readers, have_one_query
 
 aten, ops = torch.ops.aten, torch.ops.turbogr
 LEAST = -1e4  # a logit from here on down has no share in a softmax, as everywhere in turbogr
@@ -54,7 +54,7 @@ def check(loss: SampledLoss, multiple: int = 1, widest: int = 1 << 30) -> None:
 def _positive(loss: SampledLoss) -> Scoring:
     """The scoring of positives by the queries that score negatives: either operand may be the query."""
     for s in scorings_of(loss.positive.scoring.product.node):
-        if query_of(s) is query_of(loss.negative.scoring) and s.in_order:
+        if have_one_query(s, loss.negative.scoring) and s.in_order:
             return s
     text = "positives and negatives are scored with different queries"
     raise Refused("sampling-positive", text, loss.node)

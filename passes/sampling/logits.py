@@ -50,8 +50,9 @@ class Logits:
         return self.scale * (1.0 if self.scoring.rows is None else self.scoring.rows.scale)
 
     @property
-    def factors(self) -> frozenset[fx.Node]:
-        return frozenset((*self.learned, *(() if self.scoring.rows is None else self.scoring.rows.learned)))
+    def factors(self) -> tuple[fx.Node, ...]:
+        """In an order of their own: one that occurs twice is squared."""
+        return tuple(sorted((*self.learned, *(() if self.scoring.rows is None else self.scoring.rows.learned))))
 
 
 def logits_of(node: Any, found: Found) -> Logits | None:

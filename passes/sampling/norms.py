@@ -16,6 +16,14 @@ aten = torch.ops.aten
 _NORMS = {aten.linalg_vector_norm.default, aten.linalg_norm.default, aten.norm.ScalarOpt_dim, aten.norm.Scalar}
 
 
+def as_held(number: float, x: fx.Node) -> float | None:
+    """The number, as a tensor of that type has it; None where it has none."""
+    dtype = value_of(x).dtype
+    if dtype.is_complex or not (dtype.is_floating_point or math.isfinite(number)):
+        return None
+    return float(torch.tensor(number, dtype=torch.float64).to(dtype))
+
+
 def number_of(x: Any) -> float | None:
     """The value of a number, or of a constant of no dims."""
     if isinstance(x, (int, float)) and not isinstance(x, bool):
@@ -31,8 +39,9 @@ def number_of(x: Any) -> float | None:
         return float(found) if is_number and not isinstance(found, torch.nn.Parameter) else None
     if x.target in (aten.full.default, aten.scalar_tensor.default):
         filled = arguments(x)["fill_value" if x.target is aten.full.default else "s"]
-        return float(filled) if isinstance(filled, (int, float)) else None
-    return number_of(x.args[0]) if x.target in (aten._to_copy.default, aten.clone.default) else None
+        return as_held(float(filled), x) if isinstance(filled, (int, float)) else None
+    found = number_of(x.args[0]) if x.target in (aten._to_copy.default, aten.clone.default) else None
+    return None if found is None else as_held(found, x)
 
 
 def normalised(node: fx.Node, axis: int) -> tuple[fx.Node, float, list[fx.Node]] | None:

@@ -42,6 +42,9 @@ def product_of(node: fx.Node) -> Product | None:
     found = read(node) if read is not None and tensor(node) is not None else None
     if found is None or not all(SUMMED in labels for labels in found.labels):
         return None
+    first, second = (value_of(x).shape[of.index(SUMMED)] for x, of in zip(found.operands, found.labels, strict=True))
+    if not same_size(first, second):
+        return None  # one number for a whole row
     return found if all(value_of(x).is_floating_point() for x in found.operands) else None
 
 

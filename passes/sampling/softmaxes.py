@@ -81,6 +81,8 @@ def difference(node: fx.Node, found: Found) -> SampledLoss | None:
             continue
         if pair[0] is pair[1] and positive.nodes[-1].target not in (aten.select.int, aten.slice.Tensor):
             continue
+        if positive.hits is not None:
+            continue  # in the sum it is none of them
         if positive.learned != pair[0].learned or not as_many(node, log_sum, own):
             continue
         return loss_of("softmax", pair, node, (*nodes, log_sum, *positive.nodes), sign)

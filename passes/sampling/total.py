@@ -13,6 +13,7 @@ from ..common.cross_entropy import SIZE, Refused, Total, value_of
 from .emit import Emitter, may_pad
 from .logits import Logits, ids_of, root, same
 from .losses import SampledLoss
+from .products import SUMMED
 from .scoring import Scoring
 
 aten, ops = torch.ops.aten, torch.ops.turbogr
@@ -60,10 +61,15 @@ def _check_alike(own: Logits, many: Logits, node: fx.Node) -> None:
     _require(tables[0] == tables[1], "sampling-positive", text, node)
     _require(not mine.factors and not theirs.factors, "sampling-positive", "rows have factors of their own", node)
     text = "positives and negatives are scored with different queries"
-    _require(query_of(own.scoring) is query_of(many.scoring), "sampling-positive", text, node)
+    _require(have_one_query(own.scoring, many.scoring), "sampling-positive", text, node)
     equal = own.factors == many.factors and math.isclose(own.whole_scale, many.whole_scale, rel_tol=1e-12)
     equal = equal and own.scoring.product.eps == many.scoring.product.eps
     _require(equal, "sampling-positive", "scores of positives and of negatives have different factors", node)
+
+
+def have_one_query(a: Scoring, b: Scoring) -> bool:
+    """The same numbers, cut into the same vectors."""
+    return query_of(a) is query_of(b) and all([n for n in s.of_query if n][-1] == SUMMED for s in (a, b))
 
 
 def query_of(s: Scoring) -> fx.Node:

@@ -231,6 +231,26 @@ def test_autocast(packed: Packed, layer: str, road: str, dtype: torch.dtype, whe
         assert mine <= 3 * theirs + 16 * torch.finfo(dtype).eps, (name, mine, theirs)
 
 
+@pytest.mark.parametrize("op", [F.prelu, torch.linalg.vecdot])
+def test_masks_that_autocast_leaves_alone(op: Callable[..., Tensor]) -> None:
+    """Rows are told as the program says, also where whoever calls it has autocast on: bfloat16 has no 257."""
+    table, put = torch.randn(300, DIM, requires_grad=True), torch.randn(DIM, DIM)
+    ids = torch.tensor([[250, 257, 0, 0], [259, 255, 257, 0]])
+
+    def step(ids: Tensor, table: Tensor) -> Tensor:
+        x = F.embedding(ids, table) @ put
+        with torch.autocast("cpu", enabled=False):
+            numbers = ids.float() if op is F.prelu else ids.float()[..., None]
+            valid = op(numbers, numbers.new_ones(1)) > 256
+        return ((x.float().tanh() + 1) * valid[..., None]).sum()
+
+    torch._dynamo.reset()
+    run = turbogr_compile.compile(step, target="eager", on_error="raise", worth="always", verify="fast")
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(run(ids, table), step(ids, table))
+    assert [(s.calls, s.fallbacks) for s in turbogr_compile.statistics()] == [(1, {})]
+
+
 @pytest.mark.parametrize("projected", [False, True], ids=["rows", "projected"])
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
 def test_recurrent_layers_under_autocast(kind: type[nn.RNNBase], projected: bool) -> None:

@@ -167,6 +167,20 @@ MISSES = {
     "odd einsum": (
         lambda x, w, t: ce(torch.einsum("bnd,vd->nbv", x, w), t.T), [X, W, T], "logits-no-product", "einsum",
     ),
+    "einsum that repeats x": (
+        lambda x, w, t: ce(torch.einsum("bnd,vd->bnv", x[..., :1], w), t), [X, W, T], "logits-no-product", "einsum",
+    ),
+    "einsum that repeats classes": (
+        lambda x, w, t: ce(torch.einsum("bnd,vd->bnv", x, w[:, :1]), t), [X, W, T], "logits-no-product", "einsum",
+    ),
+    "a temperature for which 16 bits of x have no room": (
+        lambda x, w, t, s: ce((x * 1000.0 @ (w * 0.001).T) / s, t), ["f16[b, n, 8]", f"f16[{V}, 8]", T, "f16[]"],
+        "logits-changed", "no room",
+    ),
+    "a bias that is too large once it is multiplied": (
+        lambda x, w, t, b: ce(F.linear(x, w, b * 1000.0) * 0.001, t),
+        ["f16[b, n, 8]", f"f16[{V}, 8]", T, f"f16[{V}]"], "logits-changed", "no room",
+    ),
     "product turned around": (
         lambda x, w, t: ce((w @ flat(x).T).T, t), [X, W, T], "logits-no-product", "not the last dim",
     ),

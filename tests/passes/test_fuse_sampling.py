@@ -61,6 +61,8 @@ SCORES = {
     "indexed table": lambda q, e, p, i: dots(q, e[i]),
     "negative indices": lambda q, e, p, i: dots(q, e[i - V]),
     "index_select": lambda q, e, p, i: dots(q, e.index_select(0, i.flatten()).view(*i.shape, D)),
+    "a number that is whole": lambda q, e, p, i: dots(q, look_up(i, e) * torch.full((), 2.7, dtype=torch.int64)),
+    "a number that was rounded": lambda q, e, p, i: dots(q, look_up(i, e) * torch.full((), 0.1).double()),
     "narrow ids": lambda q, e, p, i: dots(q, look_up(i.int(), e)),
     "padding_idx": lambda q, e, p, i: dots(q, look_up(i, e, padding_idx=3)),
     "padding_idx of unit rows": lambda q, e, p, i: dots(q, F.normalize(look_up(i, e, padding_idx=3), dim=-1)),
@@ -274,6 +276,29 @@ def other_target(q, e, p, i):
     return F.cross_entropy(side_by_side(q, e, p, i).flatten(0, 1), p.flatten() % K)
 
 
+def positive_masked(q, e, p, i):
+    """In the numerator alone."""
+    own, others = scores(q, e, p, i)
+    return (torch.cat([own, others], -1).logsumexp(-1) - own.squeeze(-1).masked_fill(p > 5, 0.0)).sum()
+
+
+def temperature_twice(q, e, p, i, t):
+    own, others = scores(q, e, p, i)
+    return F.cross_entropy(torch.cat([own * t * t, others * t], -1).flatten(0, 1), zeros(p))
+
+
+def query_turned(q, e, p, i):
+    """The numbers of one query, in other vectors."""
+    own, others = (q * look_up(p, e)).sum(-1, keepdim=True), torch.einsum("bdn,bnkd->bnk", q, look_up(i, e))
+    return F.cross_entropy(torch.cat([own, others], -1).flatten(0, 1), zeros(p))
+
+
+def two_labels(q, e, p, i):
+    both = side_by_side(q, e, p, i)
+    labels = torch.cat([torch.ones_like(both[..., :2]), torch.zeros_like(both[..., 2:])], -1)
+    return F.binary_cross_entropy_with_logits(both, labels)
+
+
 KEPT = {  # name: function, inputs, remark that says why, '' where the loss is none that the op knows
     "gbce": (gbce, BATCH, ""),
     "means of parts": (mean_of_parts, BATCH, ""),
@@ -285,6 +310,14 @@ KEPT = {  # name: function, inputs, remark that says why, '' where the loss is n
     "different temperatures": (two_temperatures, BATCH, "sampling-positive"),
     "different tables": (two_tables, [*BATCH, E], "sampling-positive"),
     "different queries": (two_queries, BATCH, "sampling-positive"),
+    "positive masked": (positive_masked, BATCH, ""),
+    "a temperature twice": (temperature_twice, [*BATCH, "f64[]"], "sampling-positive"),
+    "a query turned": (
+        query_turned,
+        [f"f64[3, {D}, {D}]", E, f"i64[3, {D}]", f"i64[3, {D}, {K}]"],
+        "sampling-positive",
+    ),
+    "two positives by labels": (two_labels, BATCH, ""),
     "other mask": (seen_masked, BATCH, "sampling-mask"),
     "padding_idx": (padding, BATCH, "sampling-padding"),
     "scores read elsewhere": (watched, BATCH, "sampling-read-elsewhere"),
@@ -350,6 +383,9 @@ MISSES = {
 }  # fmt: skip
 
 ALONE = {
+    "one number for a whole row": lambda q, e, i: (look_up(i, e) * q[..., :1, None]).sum(-1),
+    "rows of one number": lambda q, e, i: torch.einsum("bnd,bnkd->bnk", q, look_up(i, e[:, :1])),
+    "one number for a whole row, by letters": lambda q, e, i: dots(q[..., :1], look_up(i, e)),
     "self-attention": lambda q, e, i: q @ look_up(i[..., 0], e).transpose(1, 2),
     "pooled": lambda q, e, i: (look_up(i, e) * q.unsqueeze(2)).sum(2),
     "one row for each query": lambda q, e, i: (q * look_up(i[..., 0], e)).sum(-1),

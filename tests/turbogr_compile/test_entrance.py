@@ -296,6 +296,32 @@ def test_tensors_that_are_not_what_they_seem():
         run([numbers(5, 4), torch.tensor([[4, 1], [5, 1], [0, 1]])[:, 0]])
 
 
+def test_types_that_torch_promises_and_does_not_keep():
+    """Of a loss of mixed types, torch says that it is of the wider one; its kernel would be read beyond its end."""
+    given = numbers(64, 64), numbers(64, 64).bfloat16(), numbers(64, 64) * 2
+
+    def step(x, narrow, wide):
+        loss = torch.nn.functional.huber_loss(narrow, wide, reduction="none")
+        return ops.norm_gate(x, loss, None, None, 1e-5)[0]
+
+    run = run_behind_entrance(traced(step, *given))
+    for _ in range(3):
+        with pytest.raises(ValueError, match="gate must be"):
+            run(list(given))
+
+
+def test_autocast_around_the_backward_casts_nothing():
+    """Kernels that check nothing would read numbers of another size, and beyond them."""
+    x, weight, rows = numbers(5, 64).requires_grad_(), numbers(64, 64).requires_grad_(), torch.tensor([4, 0, 0])
+    step = lambda x, weight, rows: (ops.gather_rows(x, rows) @ weight).square().sum()  # noqa: E731
+    call, expected = compiled(step), torch.autograd.grad(step(x, weight, rows), (x, weight))
+    for _ in range(3):
+        loss = call(x, weight, rows)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = torch.autograd.grad(loss, (x, weight))
+        torch.testing.assert_close(found, expected)
+
+
 def test_numbers_of_another_device_are_refused():
     run = run_behind_entrance(traced(gathered, numbers(5, 4), torch.tensor([4, 0, 0])))
     with pytest.raises((ValueError, RuntimeError, NotImplementedError)):

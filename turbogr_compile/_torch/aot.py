@@ -36,6 +36,7 @@ def run_plainly(graph: fx.GraphModule) -> Callable[..., Any]:
     """A graph of AOTAutograd as a boxed function: values are freed after their last use, inputs included.
 
     Its ops go straight to their kernels: what has a derivative is settled, and ops written in Python save half a call.
+    Casts are among them: a backward that runs inside of somebody's autocast must not get others.
     """
     from torch.fx.graph import _BoxedCodeGen
 
@@ -43,7 +44,7 @@ def run_plainly(graph: fx.GraphModule) -> Callable[..., Any]:
     graph.recompile()
 
     def run(values: list[Any]) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
+        with torch._C._DisableAutocast(), torch._C._AutoDispatchBelowAutograd():
             return graph.forward(values)
 
     run._boxed_call = True  # type: ignore[attr-defined]

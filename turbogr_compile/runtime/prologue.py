@@ -181,8 +181,8 @@ def fake_values(graph: fx.Graph) -> list[Any]:
 
 
 def supply(provide: Sequence[Provider], call: Call) -> list[Any]:
-    """Values of the appended inputs for this call."""
-    with torch.no_grad():
+    """Values of the appended inputs for this call; what they are computed from has its casts in it."""
+    with torch.no_grad(), _torch.without_autocast():
         return [p(call) for p in provide]
 
 

@@ -5,7 +5,8 @@ compiled. So the contract of each op is applied to these terms, once and for all
 their dtypes and sizes, and what holds of the entries of offsets, columns and row numbers. That is asked of each input
 before the graph runs, and then its kernels run without checks of their own. Whatever cannot be told this way (entries
 that the graph computes, for one) is checked by the op as ever. Where an input is not as it should be, the graph runs
-with all of its checks, and these say what is wrong.
+with all of its checks, and these say what is wrong. So it does for the first inputs of a kind: some of torch's ops
+return another type than they promise.
 
     sizes     sizes as polynomials in the sizes of inputs: comparisons that hold for every batch, or are undecided
     proof     which ops are settled by their inputs, and what is to be asked of these

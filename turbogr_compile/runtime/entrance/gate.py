@@ -15,14 +15,15 @@ from ...kernels.cpu.build import library
 from .proof import Proof
 from .source import source_of
 
-KINDS = 4  # that are kept
+KINDS = 16  # that are kept
+Kind = Callable[..., bool]  # of tensors: are they of it?
 
 
 class Gate:
     """What `proof` leaves to be asked of inputs.
 
-    One call of torch says whether types, dtypes and constant sizes are those of inputs that were looked at one by one
-    before; the other sizes and the entries are asked for by a function made for this graph.
+    One call of torch says whether types, dtypes and constant sizes are those of inputs that the graph took before with
+    all of its checks; the other sizes and the entries are asked for by a function made for this graph.
     """
 
     def __init__(self, proof: Proof) -> None:
@@ -35,7 +36,7 @@ class Gate:
         space: dict[str, Any] = {"pack": struct.Struct(f"{count}q").pack}
         exec(compile(self.source, "<entrance of a graph>", "exec"), space)
         self._fit: Callable[..., bool] = space["fit"]
-        self._kinds: list[Callable[..., bool]] = []  # of inputs that were looked at: parameters, or their values
+        self._kinds: list[Kind] = []  # of inputs that were looked at: parameters, or their values
 
     def passes(self, values: Sequence[Any]) -> bool:
         """Never for those who watch ops run: what needs no check does not pass torch's dispatcher."""
@@ -44,18 +45,27 @@ class Gate:
             return False
         try:
             tensors = self._tensors(values)
-            known = any(alike(*tensors) for alike in self._kinds) or self._like_fakes(tensors)
+            known = any(alike(*tensors) for alike in self._kinds)
             return known and self._fit(kernels.turbogr_check, *tensors, *self._numbers(values))
         except Exception:  # ops with their checks say what is wrong
             return False
 
-    def _like_fakes(self, tensors: Sequence[Any]) -> bool:
-        """Are these as the compiler took them to be? Others that are like them will be, too."""
-        alike = all(_is_like(x, fake) for x, fake in zip(tensors, self.fakes, strict=True))
-        if alike and len(self._kinds) < KINDS:
-            sizes = [[s if type(s) is int else None for s in fake.shape] for fake in self.fakes]
-            self._kinds.append(_torch.alike(tensors, sizes))
-        return alike
+    def new_kind(self, values: Sequence[Any]) -> Kind | None:
+        """Which inputs are like these, if they are as the compiler took them to be and no such ones came before."""
+        if len(self._kinds) >= KINDS or _torch.is_watched():
+            return None
+        tensors = self._tensors(values)
+        if not all(_is_like(x, fake) for x, fake in zip(tensors, self.fakes, strict=True)):
+            return None
+        sizes = [[s if type(s) is int else None for s in fake.shape] for fake in self.fakes]
+        return None if any(alike(*tensors) for alike in self._kinds) else _torch.alike(tensors, sizes)
+
+    def trust(self, kind: Kind) -> None:
+        """The graph took such inputs with all of its checks: its ops make of them what their fakes promise.
+
+        Not all of torch's do. The type of a loss of mixed types is another one than that of its fake.
+        """
+        self._kinds.append(kind)
 
 
 def _picking(places: list[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
