@@ -614,3 +614,20 @@ def test_features_in_another_order() -> None:
     )
     verdict = judge(program(body, D=6))
     assert (verdict.status, verdict.packed_calls) == ("same", 3), verdict.notes
+
+
+COUNTED_TABLES = {
+    # As many rows as only the batch tells: each lost the pass.
+    "how often": "(x * v[..., None]) / torch.bincount(ids.flatten(), minlength=V)[ids][..., None].clamp(min=1)",
+    "distinct ids": "(F.embedding((u := ids.unique(return_inverse=True))[0], E) @ Q)[u[1]] * v[..., None]",
+    "distinct ids, from the end": (
+        "(F.embedding((u := ids.unique(return_inverse=True))[0], E) @ Q)[u[1] - u[0].shape[0]] * v[..., None]"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED_TABLES)
+def test_tables_that_a_batch_makes(name: str) -> None:
+    body = f"v = ids != 0\nx = F.embedding(ids, E)\nloss = ({COUNTED_TABLES[name]}).square().sum()"
+    verdict = judge(program(body, "right", "left", "holes", "full", "one-each"))
+    assert (verdict.status, verdict.packed_calls) == ("same", 5), verdict.notes
