@@ -168,7 +168,9 @@ class Typing:
         self._atoms: dict[fx.Node, Dims] = {}
         self.failures: dict[fx.Node, str] = {}  # of rules
         self.bodies: dict[fx.Node, Any] = {}  # of functions that bring their own gradient
+        self._crossed: dict[fx.Node, Dims] = {}  # dims that an op lines up, and that are made of other axes
         for node in graph.nodes:
+            self._at = node
             self._type(node)
 
     def offsets(self, node: fx.Node) -> fx.Node:
@@ -231,11 +233,19 @@ class Typing:
         return product(self.axes.size(a) for a in axes)
 
     def join(self, *dims: Dim) -> Dim:
-        """One dim that all of them are; size-1 dims broadcast."""
+        """One dim that all of them are; size-1 dims broadcast.
+
+        Dims of one size may have axes that do not fit, or lie in another order: then the op crosses them.
+        """
         real = [d for d in dims if d]
         for other in real[1:]:
-            self.axes.unify_dims(real[0], other)
+            if not self.axes.unify_dims(real[0], other):
+                self._crossed.setdefault(self._at, []).extend([real[0], other])
         return real[0] if real else []
+
+    def crossed(self, node: fx.Node) -> set[Axis]:
+        """Axes that lie elsewhere in one operand of an op than in another: its rows are not theirs."""
+        return {a for dim in self._crossed.get(node, ()) for a in self.axes.atoms(dim)}
 
     def broadcast(self, nodes: Iterable[fx.Node], rank: int) -> Dims:
         out: Dims = [[] for _ in range(rank)]

@@ -94,7 +94,7 @@ def function_of(t: Typing, n: fx.Node) -> Function | None:
     for argument, gradient in zip(n.args, backward.output, strict=False):
         if is_tensor(gradient) and is_tensor(argument) and rank_of(gradient) == rank_of(argument):
             for mine, own in zip(backward.typing.dims(gradient), t.dims(argument), strict=True):
-                t.axes.unify_dims(mine, own)
+                t.join(mine, own)
     return Function(found, forward, backward)
 
 

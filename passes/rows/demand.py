@@ -37,7 +37,7 @@ class DemandAnalysis:
 
     refused   attentions that are better left padded
     alike     sets that are as large as the keys they are among, in the batch seen
-    barriers  nodes whose rule failed: they are computed as captured
+    barriers  nodes whose rule failed: they are computed as captured, as is what lines up rows in different orders
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class DemandAnalysis:
         self.facts, self.graph, self.typing, self.meanings = facts, facts.graph, facts.typing, facts.meanings
         self.zeros, self.spaces, self.space_of = facts.zeros, facts.rows.found, facts.space_of
         self.moves, self.rowwise = facts.moves, facts.rowwise
+        barriers = barriers | facts.crossing()
         self.unspecified_outputs, self.refused, self.alike, self.barriers = (
             unspecified_outputs,
             refused,
@@ -88,7 +89,8 @@ class DemandAnalysis:
         return self.facts.span_of(node) if not barred else None
 
     def why_mixed(self, node: fx.Node, space: Space) -> str | None:
-        return self.facts.why_mixed(node, space) if node not in self.barriers else "its row rule failed"
+        why = self.facts.why_mixed(node, space)
+        return "its row rule failed" if why is None and node in self.barriers else why
 
     # --- the sweep ---------------------------------------------------------------------------------
 

@@ -71,6 +71,13 @@ class Facts:
         apart = [s for s in coarser if self.rowwise.why_mixed(node, s) is None]
         return max(apart, key=lambda s: len(s.axes), default=finest)
 
+    def crossing(self) -> frozenset[fx.Node]:
+        """Ops whose operands have rows in different orders, and what they return."""
+        axes = {a for space in self.rows.found for a in space.axes}
+        found = [n for n in self.graph.nodes if self.typing.crossed(n) & axes]
+        pieces = [u for n in found for u in n.users if op(u) == "getitem"]
+        return frozenset([*found, *pieces])
+
     def move_of(self, node: fx.Node) -> Move | None:
         if node not in self._moves:
             self._moves[node] = self.moves.of(node)

@@ -193,19 +193,26 @@ class InRange:
     count: Size
     from_end: bool  # may they be negative?
     ignored: int | None = None  # a number that is no index
+    counted: tuple[fx.Node, int] | None = None  # a value and its dim, where no input has the size
 
     @property
     def nodes(self) -> list[fx.Node]:
-        return [self.index]
+        return [self.index] if self.counted is None else [self.index, self.counted[0]]
 
     def check(self, rows: Rows) -> None:
-        value, count = rows.batch.values[self.index], rows.batch.number(self.count)
+        value, count = rows.batch.values[self.index], self._count(rows.batch)
         value = value if self.ignored is None else value[value != self.ignored]
         if value.numel() == 0:
             return
         least, most = (int(x) for x in value.aminmax())
         if most >= count or least < (-count if self.from_end else 0):
             raise Unprovable(f"%{self.index} holds an index that is out of range")
+
+    def _count(self, batch: Batch) -> int:
+        if self.counted is None:
+            return batch.number(self.count)
+        node, dim = self.counted
+        return batch.values[node].shape[dim]
 
 
 @dataclass(frozen=True)

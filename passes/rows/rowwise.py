@@ -33,6 +33,8 @@ class Rowwise:
             return why_undeclared(source)
         if is_tensor(node) and 0 in shape(node):
             return "a value without elements"
+        if self.typing.crossed(source) & set(space.axes):
+            return f"{op(source)} of values whose rows lie in another order"
         if self._makes_rows(node, source, space):
             return f"{op(source)} makes rows"
         mixes = found.mixes

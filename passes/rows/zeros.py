@@ -35,8 +35,9 @@ class Zeros:
             if is_tensor(node) and 0 not in shape(node):
                 flat = self.typing.flat(node)
                 once = {a for a in flat if flat.count(a) == 1}  # a tensor of pairs has rows twice
+                known = once - self.typing.crossed(operand(node) if op(node) == "getitem" else node)
                 found = self._rule(node) | self._kept_by(node) | self._declared.get(node, NOWHERE_KNOWN)
-                self._support[node] = frozenset(p for p in found if self.axes(p) <= once)
+                self._support[node] = frozenset(p for p in found if self.axes(p) <= known)
 
     def _rule(self, node: fx.Node) -> Support:
         source: Any = node.args[0] if op(node) == "getitem" else node

@@ -571,3 +571,73 @@ def test_complex_pads_that_are_not_finite() -> None:
     torch.testing.assert_close(compiled.run(ids, z, weight), step(ids, z, weight))
     assert compiled.run(ids, z.masked_fill((ids == 0)[..., None], float("nan")), weight).isnan()
     assert compiled.stats.calls == 2 and sum(compiled.stats.fallbacks.values()) == 1
+
+
+CROSSED = {
+    # `y` has its rows by part and sequence, `z`, `m` and `mm` by sequence and part: as many, in another order.
+    "a product": "(y + 1) * mm",
+    "what replaces": "(y + 1).masked_fill(~mm, 0.0)",
+    "zeros of both": "(y * kk + z * mm).sin() + 1",
+    "zeros behind a norm": "F.layer_norm(y, (D,)) * mm",
+    "parts": "torch.cat([y, z], -1) * kk",
+    "parts of another order": "torch.stack([y, z], -1) * mm[..., None]",
+    "features picked": "y.gather(2, (z > 0).long()) * kk",
+    "features written": "y.scatter(2, (z > 0).long(), z) * kk",
+    "features added": "y.index_add(2, torch.tensor([0, 1]), z[..., :2]) * kk",
+    "added to a product": "torch.addmm(y.flatten(0, 1), z.flatten(0, 1), Q) * kk.flatten(0, 1)",
+    "a choice": "torch.where(kk, y, z)",
+    "losses": "F.mse_loss(y * kk, z * mm, reduction='none') + 1",
+    "an attention": "F.scaled_dot_product_attention(y[:, None], z[:, None], z[:, None], k[:, None, None])[:, 0] * mm",
+    "a softmax": "(y @ w).masked_fill(~m, -1e9).softmax(-1)[..., None] * y",
+}
+
+
+@pytest.mark.parametrize("name", CROSSED)
+@pytest.mark.parametrize("sizes", [{}, {"B": 6}])
+def test_rows_in_another_order(name: str, sizes: dict[str, int]) -> None:
+    body = (
+        "v = ids != 0\nx = F.embedding(ids, E)\n"
+        "g = torch.stack([x, x @ Q], 0) + torch.stack([x * 2, x @ O], 1).transpose(0, 1)\n"
+        "y = g.flatten(0, 1)\nz = g.transpose(0, 1).flatten(0, 1)\n"
+        "k = torch.stack([v, v], 0).flatten(0, 1)\nkk = k[..., None]\n"
+        "m = torch.stack([v, v], 1).flatten(0, 1)\nmm = m[..., None]\n"
+        f"loss = ({CROSSED[name]}).square().sum()"
+    )
+    verdict = judge(program(body, "right", "left", "holes", "full", **sizes))
+    assert verdict.status == "same", verdict.notes
+
+
+def test_rows_repeated_in_two_orders() -> None:
+    body = (
+        "v = ids != 0\ny = (F.embedding(ids, E) @ Q).repeat(2, 1, 1)\n"
+        "loss = ((y + 1) * v.repeat_interleave(2, 0)[..., None]).square().sum()"
+    )
+    assert judge(program(body)).status == "same"
+
+
+def test_features_in_another_order() -> None:
+    """Rows are packed all the same."""
+    body = (
+        "v = ids != 0\nx = F.embedding(ids, E)\n"
+        "y = (x.unflatten(2, (2, 3)).tanh().flatten(2) + x.unflatten(2, (3, 2)).sin().flatten(2) + 1) * v[..., None]\n"
+        "loss = y.square().sum()"
+    )
+    verdict = judge(program(body, D=6))
+    assert (verdict.status, verdict.packed_calls) == ("same", 3), verdict.notes
+
+
+COUNTED_TABLES = {
+    # As many rows as only the batch tells: each lost the pass.
+    "how often": "(x * v[..., None]) / torch.bincount(ids.flatten(), minlength=V)[ids][..., None].clamp(min=1)",
+    "distinct ids": "(F.embedding((u := ids.unique(return_inverse=True))[0], E) @ Q)[u[1]] * v[..., None]",
+    "distinct ids, from the end": (
+        "(F.embedding((u := ids.unique(return_inverse=True))[0], E) @ Q)[u[1] - u[0].shape[0]] * v[..., None]"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED_TABLES)
+def test_tables_that_a_batch_makes(name: str) -> None:
+    body = f"v = ids != 0\nx = F.embedding(ids, E)\nloss = ({COUNTED_TABLES[name]}).square().sum()"
+    verdict = judge(program(body, "right", "left", "holes", "full", "one-each"))
+    assert (verdict.status, verdict.packed_calls) == ("same", 5), verdict.notes

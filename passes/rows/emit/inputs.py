@@ -10,10 +10,11 @@ import torch
 from torch import fx
 
 from .... import _torch
+from ....errors import TurbogrError
 from ....pipeline.capacity import Capacity
 from ....runtime.prologue import add_input
 from ....runtime.specialize import ROUNDED
-from ..calls import Size, is_tensor, product, size, value_of
+from ..calls import Size, is_tensor, product, shape, size, value_of
 from ..demand import DemandAnalysis
 from ..meaning import Predicate, Within
 from ..program import BatchCheck, InRange, Program, Recipe, Rows, RowSet, subgraph
@@ -29,6 +30,7 @@ class Inputs(Builder):
     def __init__(self, graph: fx.Graph, an: DemandAnalysis, capacity: Capacity | None) -> None:
         super().__init__(graph, an.typing)
         self.an, self.capacity = an, capacity  # packed rows come in these sizes
+        self._captured = list(graph.nodes)
         self.pair_counts: dict[sympy.Symbol, tuple[RowSet, RowSet]] = {}
         self._sets: dict[tuple[Space, Terms | None, bool], RowSet] = {}
         self._counts: dict[RowSet, Any] = {}
@@ -209,9 +211,18 @@ class Inputs(Builder):
 
     def note_lookup(self, index: fx.Node, count: Size, from_end: bool = False, ignored: int | None = None) -> None:
         """Rows of an index are left out, among which one may be out of range: eager raises then."""
-        check = InRange(self.an.meanings.root(index), count, from_end, ignored)
-        if check.index not in self.an.meanings.tainted:
-            self.check(check)
+        root = self.an.meanings.root(index)
+        if root not in self.an.meanings.tainted:
+            self.check(InRange(root, count, from_end, ignored, self._counted(count)))
+
+    def _counted(self, count: Size) -> tuple[fx.Node, int] | None:
+        """A value of the batch, and its dim, that has a size which no input has: distinct ids, say."""
+        if isinstance(count, int) or count.free_symbols <= self.symbols.keys():
+            return None
+        for node in self._captured:
+            if is_tensor(node) and node not in self.an.meanings.tainted and count in shape(node):
+                return node, shape(node).index(count)
+        raise TurbogrError(f"a table of {count} rows, which nothing but the graph itself tells")
 
     def note_entry(self, *padded: fx.Node, chosen: RowSet | None = None) -> None:
         """Rows of padded values are left out, among which one may hold what spreads."""
