@@ -1,20 +1,19 @@
-"""Tests find faults of the compiler itself; validation, which is on by default, would hide them behind a fallback.
-
-What only measures or traces compilations is kept out of them: it takes as long as compiling, and no test reads it.
-"""
+"""Tests find faults of the compiler itself; validation, which is on by default, would hide them behind a fallback."""
 
 import gc
 import logging
 import os
-import sys
+
+from .unmeasured import guards_are_not_timed
 
 os.environ.setdefault("TURBOGR_VERIFY", "fast")
 os.environ.setdefault("TURBOGR_QUIET", "1")
-# Dynamo collects garbage after each graph.
-os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
+# Read when torch is imported: threads that wait for one another spin, and hold the processors that others need. Tests
+# run beside tests.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # pytest listens to every logger that does not propagate. To torch's structured trace a listener means that a trace is
-# wanted: all graphs would be recorded and explained, which those of users are not.
+# wanted: all graphs would be recorded and explained, which those of users are not, and takes as long as compiling them.
 _trace = logging.getLogger("torch.__trace")
 _listen = _trace.addHandler
 
@@ -28,9 +27,9 @@ _trace.addHandler = _listen_unless_pytest
 
 
 def pytest_collection_finish() -> None:
-    # Dynamo flushes the processor's caches to measure the guards of each graph, for a line of debugging output.
-    if "torch._dynamo.guards" in sys.modules:
-        sys.modules["torch._dynamo.guards"].profile_guard_manager = lambda *_: 0.0
-    # What is imported by now is never garbage: walking over it again and again finds nothing.
+    guards_are_not_timed()
+    # What is imported by now is never garbage: walking over it again and again finds nothing. Graphs are many small
+    # objects, after 700 of which Python would look for garbage.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)

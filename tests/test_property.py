@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 import turbogr_compile
 from turbogr_compile import Pass, Phase
+from turbogr_compile.show.recording import Recording
 
 aten = torch.ops.aten
 B, N, D, V = 3, 4, 6, 7
@@ -394,9 +395,10 @@ FOUND = {
 
 @pytest.mark.parametrize("name", FOUND)
 def test_program_that_has_gone_wrong(name):
+    """And recorded, which looks at every rewrite."""
     source = f"def program({', '.join(INPUTS)}):\n    {FOUND[name]}\n"
     observe(function(source), inputs(1))  # eager takes it
-    check(source, [inputs(1), inputs(2)])
+    check(source, [inputs(1), inputs(2)], instruments=(Recording(),))
 
 
 @torch.library.custom_op("turbogr_test::row_sums", mutates_args=())

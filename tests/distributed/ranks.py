@@ -3,7 +3,8 @@
     found = run_ranks(train, 2, placement="rows")          # train(rank, world, **given) of a module beside this one
 
 One process imports everything and forks the ranks, before anything starts a thread: imports would take most of the
-time. Ranks meet at a file. What hangs is killed, and the test fails with what the ranks said.
+time, and what the first graph imports is a good part of them. Ranks meet at a file. What hangs is killed, and the test
+fails with what the ranks said.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ class RanksFailed(AssertionError):
     """Some rank raised, died or hung."""
 
 
-def run_ranks(function: Callable[..., Any], world: int, *, timeout: float = 120, **given: Any) -> list[Any]:
-    """What `function(rank, world, **given)` returned on each rank."""
+def run_ranks(
+    function: Callable[..., Any], world: int, *, timeout: float = 120, compiles: bool = False, **given: Any
+) -> list[Any]:
+    """What `function(rank, world, **given)` returned on each rank. What it `compiles` with is then imported once."""
     with tempfile.TemporaryDirectory() as folder:
         torch.save(given, f"{folder}/given")
         module = Path(sys.modules[function.__module__].__file__ or "").stem
         command = [sys.executable, __file__, module, function.__name__, str(world), folder, str(timeout)]
+        command += ["compiles"] if compiles else []
         path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
         here = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path}
         done = subprocess.run(
@@ -83,9 +87,21 @@ def _rank(rank: int, world: int, module: str, name: str, folder: str, timeout: f
         os._exit(1)  # others must not wait for what this process would still do
 
 
+def _compile_something() -> None:
+    """A first graph imports a thousand modules, once for all ranks. No gradient: autograd's threads do not fork."""
+    sys.path.append(str(HERE.parents[1]))
+    from tests.unmeasured import guards_are_not_timed
+
+    torch.compile(lambda x: x * 2, backend="turbogr", options={"codegen": "aten", "deferral": False})(torch.ones(2))
+    torch._dynamo.reset()
+    guards_are_not_timed()
+
+
 def main() -> int:
-    module, name, world, folder, timeout = sys.argv[1:]
+    module, name, world, folder, timeout, *compiles = sys.argv[1:]
     importlib.import_module(module)
+    if compiles:
+        _compile_something()
     context = multiprocessing.get_context("fork")
     given = (int(world), module, name, folder, float(timeout))
     ranks = [context.Process(target=_rank, args=(rank, *given)) for rank in range(int(world))]

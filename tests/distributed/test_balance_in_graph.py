@@ -18,7 +18,7 @@ def found(request):
     return run_several(request.param, {
         "eager": (moving.compared, {"compiles": False}),
         "compiled": (moving.compared, {"compiles": True}),
-    })  # fmt: skip
+    }, compiles=True)  # fmt: skip
 
 
 @pytest.mark.parametrize("how", ["eager", "compiled"])

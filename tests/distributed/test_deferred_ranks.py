@@ -24,7 +24,7 @@ CALLS = {
 
 @pytest.fixture(scope="module")
 def found():
-    return run_several(2, CALLS)
+    return run_several(2, CALLS, compiles=True)
 
 
 @pytest.mark.parametrize("case", CALLS)
@@ -38,4 +38,4 @@ def test_is_packed_as_with_the_loss_inside(found, case):
 
 
 def test_random_programs_that_one_rank_reads():
-    assert [rank == {"fine": 10} for rank in run_ranks(programs, 2, first=0, count=10)] == [True, True]
+    assert [rank == {"fine": 10} for rank in run_ranks(programs, 2, compiles=True, first=0, count=10)] == [True, True]

@@ -34,7 +34,7 @@ def two():
         "memory": (edges.largest_allocation, memory),
         "sampled": (edges.sampled, {}),
         "padded": (edges.padded, {}),
-    }, timeout=240)  # fmt: skip
+    }, timeout=240, compiles=True)  # fmt: skip
 
 
 def agrees(found) -> None:
@@ -49,7 +49,7 @@ def test_one_graph_trains_as_one_process(two, case: str):
 
 def test_nodes_with_replicas():
     """2 nodes of 2 ranks: equal to one process, and replicas equal each other to the last bit."""
-    found = run_several(4, {"nodes": steps("hierarchical", "expanded")})["nodes"]
+    found = run_several(4, {"nodes": steps("hierarchical", "expanded")}, compiles=True)["nodes"]
     agrees(found)
     shards = [rank["hierarchical", "expanded", "adagrad"]["shard"] for rank in found]
     assert shards[0].equal(shards[2]) and shards[1].equal(shards[3]) and not shards[0].equal(shards[1])
@@ -120,7 +120,7 @@ def test_no_tensor_of_the_size_of_a_shard_is_made(two):
 
 
 def test_routing_runs_a_batch_ahead_and_changes_nothing():
-    (found,) = run_several(2, {"ahead": (edges.ahead_of_steps, {})}).values()
+    (found,) = run_several(2, {"ahead": (edges.ahead_of_steps, {})}, compiles=True).values()
     for rank in found:
         assert rank["losses"][False] == rank["losses"][True]
         assert (rank["ahead"], rank["calls"]) == (7, 8)

@@ -22,7 +22,7 @@ SAID = {
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dump")
-    return run_ranks(train, 2, folder=str(folder)), folder
+    return run_ranks(train, 2, compiles=True, folder=str(folder)), folder
 
 
 def test_loss_and_gradients_are_those_of_eager(trained):
@@ -56,7 +56,7 @@ def test_two_small_sums_travel_together(trained):
 
 @pytest.fixture(scope="module")
 def told():
-    return run_ranks(disagree, 2, cases=list(SAID))
+    return run_ranks(disagree, 2, compiles=True, cases=list(SAID))
 
 
 @pytest.mark.parametrize("case", SAID)
@@ -67,7 +67,7 @@ def test_ranks_that_would_start_different_collectives_are_told(told, case):
 
 
 def test_a_rank_that_compiles_anew_alone_goes_on():
-    assert run_ranks(recompile_alone, 2, timeout=60) == [2 * (6 + 7 + 8)] * 2
+    assert run_ranks(recompile_alone, 2, compiles=True, timeout=60) == [2 * (6 + 7 + 8)] * 2
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def two():
         "bounded": (pipelines.bounded, {}),
         "failing": (pipelines.failing, {}),
         "refused": (pipelines.refused, {}),
-    }, timeout=300)  # fmt: skip
+    }, timeout=300, compiles=True)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def apart():
         "cold": (pipelines.leaving, {"how": "cold"}),
         "compiling": (pipelines.compiling_alone, {}),
         "refusing": (pipelines.refusing_alone, {}),
-    }, timeout=300)  # fmt: skip
+    }, timeout=300, compiles=True)  # fmt: skip
 
 
 @pytest.mark.parametrize("how", ["prefetch", "held"])

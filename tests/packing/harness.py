@@ -95,6 +95,7 @@ class Compiled:
 
     model: Model
     graphs: Graphs = field(default_factory=Graphs)
+    more: tuple[Instrument, ...] = ()
     graphs_at_first: int = 0
 
     @property
@@ -105,7 +106,7 @@ class Compiled:
         torch._dynamo.reset()
         self.reference = copy.deepcopy(self.model)
         self.run = turbogr_compile.compile(
-            step, target="eager", on_error="raise", verify="strict", instruments=(self.graphs,)
+            step, target="eager", on_error="raise", verify="strict", instruments=(self.graphs, *self.more)
         )
 
     def compare(self, batch: Batch) -> Outcome:

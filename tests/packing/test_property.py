@@ -13,6 +13,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
+from turbogr_compile import Instrument
+from turbogr_compile.show.recording import Recording
+
 from .batches import SHAPES, batch
 from .harness import Compiled
 from .zoo import SLOT, Spec
@@ -48,10 +51,10 @@ kinds = st.lists(st.sampled_from(list(SHAPES)), min_size=3, max_size=3)
 sizes = st.sampled_from(SIZES)
 
 
-def check(spec: Spec, size: tuple[int, int, int], kinds: Sequence[str]) -> list[str]:
+def check(spec: Spec, size: tuple[int, int, int], kinds: Sequence[str], *more: Instrument) -> list[str]:
     """Compare on a batch of each kind, one compilation for all; what eager itself could not compute."""
     b, n, d = size
-    compiled = Compiled(spec.model(n, d))
+    compiled = Compiled(spec.model(n, d), more=more)
     found = [compiled.compare(batch(kind, seed, b, n, spec.pad)).poisoned for seed, kind in enumerate(kinds)]
     return [f or "compared" for f in found]
 
@@ -102,8 +105,10 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published(name):
-    spec = Spec.parse(PUBLISHED[name])
-    assert "compared" in check(spec, (4, 8, 8), list(SHAPES))
+    """And recorded, which looks at every rewrite: whoever dumps graphs gets the same numbers."""
+    spec, recording = Spec.parse(PUBLISHED[name]), Recording()
+    assert "compared" in check(spec, (4, 8, 8), list(SHAPES), recording)
+    assert any(step["status"] == "changed" for record in recording.records for step in record["steps"])
 
 
 # Sizes, and kinds of batches.
