@@ -4,6 +4,7 @@ Importing this package registers them; they are called as `torch.ops.turbogr.<na
 """
 
 from . import (
+    adamw,
     dropout,
     embedding,
     grouped,
@@ -27,6 +28,7 @@ from . import (
 from .cpu.state import state
 
 __all__ = [
+    "adamw",
     "dropout",
     "embedding",
     "grouped",
