@@ -23,6 +23,7 @@ from . import (
     segment,
     sequence_product,
     silu_split,
+    standing,
     table_gradient,
 )
 from .cpu.state import state
@@ -47,6 +48,7 @@ __all__ = [
     "segment",
     "sequence_product",
     "silu_split",
+    "standing",
     "state",
     "table_gradient",
 ]
