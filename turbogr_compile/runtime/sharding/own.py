@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from ...errors import OptionError, TurbogrError, did_you_mean
 from ...kernels.contract import INT64, REAL, Array, Contract, Range, Whole
 from ...kernels.declare import declare
+from .halves import KeptHalf
 from .layout import Layout
 from .placements import RowWise
 from .plan import tied, unsuited
@@ -58,6 +59,13 @@ class OwnEmbedding(nn.Embedding):
     def trained(self) -> bool:
         """As its weight is, which may be frozen and thawed at any time."""
         return self.weight.requires_grad
+
+    def halves(self) -> Tensor:
+        """Its rows in FP16: a copy that stays, and is up to date inside of a step."""
+        kept = self.table.half
+        if kept is None or kept.copy.half.device != self.weight.device:
+            kept = self.table.half = KeptHalf(self.weight.detach())
+        return kept.copy.half
 
     @property
     def shard(self) -> Tensor:

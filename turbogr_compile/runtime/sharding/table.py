@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ... import _torch
 from ...errors import TurbogrError
 from ..worker import current, on_line, without_gradient
 from .delays import Staleness
@@ -73,6 +74,7 @@ class Table:
     applied: int = 0  # those of them that are in the shard
     handed: Tensor | None = None  # rows that were handed out since the last update, ahead of their use
     staleness: Staleness = field(default_factory=Staleness)
+    half: Any = None  # a copy in FP16 (halves.py), where steps read one
     _pending: Future[None] | None = None  # the last update that is on the line
 
     def __post_init__(self) -> None:
@@ -147,7 +149,10 @@ class Table:
         if handed is not None:
             self.staleness.overtaken(handed, (found or _nothing(shard)).rows)
         if found is not None and found.rows.numel():
+            before = _torch.version_of(shard)
             apply(found)
+            if self.half is not None:
+                self.half.note(shard, found.rows, before)
         self.applied += 1
 
     def counted(self, receipts: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
