@@ -4,7 +4,8 @@
 
 One HSTU, one batch shape, tables of several sizes in turns within one process; seconds are of CPU time, the least of
 several. `--dense` adds the gradient that `nn.Embedding` has, with Adagrad on the rows in which it is not zero, up to
-a million items; `--half` adds steps that multiply negatives in FP16. `--malloc` asks the C library to keep what is freed, as the job does.
+a million items; `--half` adds steps that multiply negatives in FP16. `--malloc` asks the C library to keep what is
+freed, as the job does.
 """
 
 from __future__ import annotations

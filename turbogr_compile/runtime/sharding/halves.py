@@ -1,8 +1,9 @@
 """A table's copy in FP16, kept from step to step.
 
-The row optimizer says which rows it has changed. In a compiled step the copy is an input, and `half_of_table` brings it
-up to date where the scales are asked for. It looks at versions: a table that was written to by anything but its row
-optimizer is narrowed as a whole. Writes that torch does not see (`weight.data`, through NumPy) go unnoticed.
+The row optimizer changes it along, or says which rows it has changed. In a compiled step the copy is an input, and
+`half_of_table` brings it up to date where the scales are asked for. It looks at versions: a table that was written to
+by anything but its row optimizer is narrowed as a whole. Writes that torch does not see (`weight.data`, through NumPy)
+go unnoticed.
 """
 
 from __future__ import annotations
@@ -35,6 +36,15 @@ class KeptHalf:
             return
         self._state = (*_place(table), _torch.version_of(table))
         self._changed.append(rows)
+
+    def current(self, table: Tensor) -> HalfCopy | None:
+        """The copy, where it is that of the table as it is; who changes rows may change it along."""
+        state = (*_place(table), _torch.version_of(table))
+        return self.copy if state[-1] is not None and state == self._state and not self._changed else None
+
+    def followed(self, table: Tensor) -> None:
+        """Whoever changed the table has changed the copy along."""
+        self._state = (*_place(table), _torch.version_of(table))
 
     def refresh(self, table: Tensor) -> None:
         """Make it a copy of the table as it is."""

@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ... import _torch
 from ...errors import TurbogrError
 from ..worker import current, on_line, without_gradient
 from .delays import Staleness
@@ -149,10 +148,7 @@ class Table:
         if handed is not None:
             self.staleness.overtaken(handed, (found or _nothing(shard)).rows)
         if found is not None and found.rows.numel():
-            before = _torch.version_of(shard)
             apply(found)
-            if self.half is not None:
-                self.half.note(shard, found.rows, before)
         self.applied += 1
 
     def counted(self, receipts: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
