@@ -1,15 +1,16 @@
-"""What an evaluation of the job costs beside training: time, and memory above the table.
+"""What an evaluation of the job costs beside training: time, and memory above what is there before.
 
     python benchmarks/evaluation.py [--items 2000000] [--users 1000] [--plain]
 
-One HSTU, histories of 8 to `max_len` items, all different. Seconds are of CPU time: of a hundred steps, by the least of
-some, and of one evaluation, by its second run; what compiling took is said apart. `--plain` adds what an evaluation is
-without that: padded eager histories, against the scores of a batch for all items.
+One HSTU, histories of 8 to `max_len` items, all different. Seconds are of CPU time: of a step, by the least of some,
+and of one evaluation, by its second run; the first of each compiles. `--plain` adds what an evaluation is without that:
+padded eager histories, against the scores of a batch for all items.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,7 @@ class Job:
             optimizer.step()
             optimizer.zero_grad()
 
+    @torch.no_grad()
     def plain(self) -> Any:
         """Padded and whole: what `evaluate` is for."""
         rows = self.model.items.weight.detach()[1:]
@@ -70,12 +72,20 @@ class Job:
         return evaluate(lambda ids, times: self.model.scores(ids, times, rows), batches)
 
 
-def taken(work: Callable[[], Any]) -> tuple[float, int, Any]:
-    """Seconds of CPU time, the most memory meanwhile, and what came of it."""
-    Path("/proc/self/clear_refs").write_text("5")
+def seconds(work: Callable[[], Any]) -> float:
+    """Of CPU time."""
     began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def memory(work: Callable[[], Any]) -> tuple[float, Any]:
+    """The most MiB above what was there, and what came of the work."""
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed before counts as not there
+    Path("/proc/self/clear_refs").write_text("5")
+    there = status("VmRSS")
     found = work()
-    return time.process_time() - began, status("VmHWM"), found
+    return (status("VmHWM") - there) / MIB, found
 
 
 def main() -> None:
@@ -92,26 +102,20 @@ def main() -> None:
     sizes = {"max_len": given.max_len, "batch": given.batch, "negatives": given.negatives}
     people = {"users": given.users, "evaluate_users": given.users}
     config = Config.read({"dim": 64, "heads": 2, "layers": 2, **sizes, **people})
-    before = status("VmRSS")
     job = Job(config, given.items)
-    table = status("VmRSS")
-    first, trained, _ = taken(job.step)
-    runs = [taken(job.step) for _ in range(8)]
-    step, trained = min(r[0] for r in runs), max(trained, *(r[1] for r in runs))
-    compiling, _, _ = taken(job.evaluation)
-    seconds, most, quality = taken(job.evaluation)
-    print(f"table and state {(table - before) / MIB:,.0f} MiB, of rows {given.items * config.dim * 4 / MIB:,.0f}")
-    print(
-        f"100 steps       {100 * step:7.1f} s   {(trained - table) / MIB:8,.0f} MiB above   (the first {first:.1f} s)"
-    )
-    print(f"evaluation      {seconds:7.1f} s   {(most - table) / MIB:8,.0f} MiB above   (the first {compiling:.1f} s)")
-    print(f"                {seconds / step:7.1f} steps   {quality}")
-    if given.plain:
-        job.model.eval()
-        with torch.no_grad():
-            seconds, most, quality = taken(job.plain)
-        print(f"plain           {seconds:7.1f} s   {(most - table) / MIB:8,.0f} MiB above")
-        print(f"                {seconds / step:7.1f} steps   {quality}")
+    print(f"{given.items:,} items, {given.items * config.dim * 4 / MIB:,.0f} MiB of rows; {given.users:,} users")
+    ways = {"step": job.step, "evaluation": job.evaluation} | ({"plain": job.plain} if given.plain else {})
+    step = 0.0
+    for name, work in ways.items():
+        if name == "plain":
+            job.model.eval()
+        first = seconds(work)
+        one = min(seconds(work) for _ in range(8 if name == "step" else 1))
+        step = step or one
+        most, found = memory(work)
+        print(f"{name:10} {one:8.3f} s, {one / step:6.1f} steps, {most:7,.0f} MiB above; the first {first:.1f} s")
+        if found is not None:
+            print(f"{'':10} {found}")
 
 
 if __name__ == "__main__":

@@ -59,6 +59,8 @@ def needs(config: Config, catalogue: int, ranks: int = 1, keep: int = 2) -> Need
         "dense parameters": count["dense"] * number,
         "their gradients and moments": count["dense"] * number * 3.0,
     }
+    if "half" in config.features and ranks == 1:
+        always["a copy of the table in FP16"] = rows * (width * 2.0 + 1)
     step = kept if config.backend == "turbogr" else eager_activations(config)
     moments = {"activations and gradients of rows": step + 2.0 * touched * width * 4}
     if config.evaluate_users:
@@ -72,6 +74,7 @@ def needs(config: Config, catalogue: int, ranks: int = 1, keep: int = 2) -> Need
 
 ADVICE = {
     "item table": "a smaller --dim, a larger --min-length, or several processes (torchrun), which share the table",
+    "a copy of the table in FP16": "no feature half",
     "activations and gradients of rows": "a smaller --batch with --accumulate, a smaller --max-len, fewer --negatives",
     "an evaluation": "a smaller --batch, or --evaluate-users 0",
 }

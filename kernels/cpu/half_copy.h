@@ -30,9 +30,16 @@ constexpr int kLeastSize = -100, kSizeOfZero = -128;
 // The power of two that is the least one to leave all finite numbers below 2^15; not below 2^-100, so that it has an
 // inverse. kSizeOfZero for zeros, whose scale is 1.
 inline int size_for(float most) {
-  int exponent = 0;
-  std::frexp(most, &exponent);
+  const int exponent = int(float_bits(most) >> 23) - 126;  // numbers too small for one have a size below the least
   return most == 0 ? kSizeOfZero : std::max(exponent - 15, kLeastSize);
+}
+
+TURBOGR_INLINE float largest_of(Lanes x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
+  return maximum<Real>(x);
+#endif
 }
 
 inline float scale_of(int size) { return size == kSizeOfZero ? 1.0f : std::ldexp(1.0f, size); }
@@ -65,7 +72,7 @@ TURBOGR_INLINE void stream_row(const Real* row, int64_t depth, Lanes inverse, Ha
 
 // A row by the scale that its block has. Where that changes, the block is narrowed again afterwards (scale_changed).
 TURBOGR_INLINE void follow_row(const HalfCopy& copy, int64_t row, int64_t block, const Real* from, int64_t depth) {
-  const int8_t size = int8_t(size_for(maximum<Real>(largest_finite(from, depth, Lanes{}))));
+  const int8_t size = int8_t(size_for(largest_of(largest_finite(from, depth, Lanes{}))));
   if (size != copy.sizes[row]) {
     copy.sizes[row] = size;
     __atomic_store_n(copy.changed + row / block, 1, __ATOMIC_RELAXED);

@@ -28,7 +28,7 @@ void narrow_segment(const HalfRowsArguments& a, int64_t first, int64_t last, flo
   const auto row = [&](int64_t i) { return a.rows + (a.places == nullptr ? i : a.places[i]) * a.stride; };
   Lanes most = {};
   for (int64_t i = first; i < last; ++i) most = largest_finite(row(i), a.depth, most);
-  *scale = scale_of(size_for(maximum<Real>(most)));
+  *scale = scale_of(size_for(largest_of(most)));
   const Lanes inverse = broadcast(1 / *scale);
   for (int64_t i = first; i < last; ++i) narrow_row(row(i), a.depth, inverse, (Half*)a.halves + i * a.depth);
 }
@@ -48,7 +48,7 @@ void follow_rows(const HalfCopyArguments& a, int64_t first, int64_t last) {
 void copy_block(const HalfCopyArguments& a, int64_t block) {
   const int64_t first = block * a.block, last = std::min(first + a.block, a.total);
   for (int64_t i = first; i < last; ++i)
-    a.copy.sizes[i] = int8_t(size_for(maximum<Real>(largest_finite(a.table + i * a.stride, a.depth, Lanes{}))));
+    a.copy.sizes[i] = int8_t(size_for(largest_of(largest_finite(a.table + i * a.stride, a.depth, Lanes{}))));
   scale_block(a.copy, first, last, block, a.table, a.stride, a.depth);
 }
 

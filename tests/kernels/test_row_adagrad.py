@@ -57,7 +57,7 @@ def test_the_kernel_is_its_reference(dtype: torch.dtype, count: int, width: int,
 
 def test_rows_must_be_of_the_table():
     table = torch.ones(4, 2)
-    with pytest.raises(ValueError, match="rows"):
+    with pytest.raises(IndexError, match="rows"):
         module.row_adagrad(table, torch.zeros(4), torch.tensor([4]), torch.ones(1, 2), 0.1, 1e-10)
     with pytest.raises(ValueError, match="gradient"):
         module.row_adagrad(table, torch.zeros(4), torch.tensor([3]), torch.ones(1, 2).double(), 0.1, 1e-10)

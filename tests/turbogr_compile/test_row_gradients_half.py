@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -21,25 +23,30 @@ WHOLE = -1  # rows that were narrowed, where it was all of them
 
 @pytest.fixture
 def followed(monkeypatch) -> list[int]:
-    """How many rows were narrowed, each time; afterwards the copy is a new one, to the bit."""
+    """How many rows each step had to narrow; what it then reads is a new copy, to the bit."""
     counts: list[int] = []
-    right = HalfCopy.follow
+    follow, refresh = HalfCopy.follow, halves.KeptHalf.refresh
 
-    def follow(self, table, rows=None):
-        counts.append(WHOLE if rows is None else len(rows))
-        right(self, table, rows)
+    def counting(self, table, rows=None):
+        counts[-1] = WHOLE if rows is None else len(rows)
+        follow(self, table, rows)
+
+    def comparing(self, table):
+        counts.append(0)
+        refresh(self, table)
         half, scales = ops.half_rows(table, BLOCK)
-        assert torch.equal(self.half, half) and torch.equal(self.scales, scales)
+        assert torch.equal(self.copy.half, half) and torch.equal(self.copy.scales, scales)
 
-    monkeypatch.setattr(HalfCopy, "follow", follow)
+    monkeypatch.setattr(HalfCopy, "follow", counting)
+    monkeypatch.setattr(halves.KeptHalf, "refresh", comparing)
     return counts
 
 
 class Training:
-    def __init__(self, *passes: str, **options) -> None:
+    def __init__(self, *passes: str, optimizer: Any = turbogr.RowWiseAdagrad, **options) -> None:
         torch._dynamo.reset()
         self.model = turbogr.row_gradients(Model())
-        self.rows = turbogr.RowWiseAdagrad(self.model, lr=0.1)
+        self.rows = optimizer(self.model, lr=0.1)
         self.loss = turbogr.compile(self.model, passes=[HALF, *passes], **options)
 
     def __call__(self, batches, between=lambda step, model: None) -> list[float]:
@@ -63,11 +70,11 @@ class Targets(Instrument):
         self.found |= {str(n.target) for n in run.graph.nodes}
 
 
-def test_only_rows_that_changed_are_narrowed(followed):
+def test_a_step_narrows_nothing_that_the_update_has_narrowed(followed):
     seen = Targets()
-    kept = Training(instruments=[seen])([ids(i) for i in range(4)])
+    kept = Training(instruments=[seen])([ids(i) for i in range(5)])
     # While the first call is compiled and compared, weights are written to, and put back.
-    assert followed[:2] == [WHOLE] * 2 and all(1000 < count < 5000 for count in followed[2:]) and len(followed) == 4
+    assert followed[0] == WHOLE and followed[2:] == [0] * 3
     assert "turbogr.half_of_table.default" in seen.found
     assert not {"turbogr.half_rows.default", "turbogr.quantize_rows.default"} & seen.found
     followed.clear()
@@ -75,7 +82,12 @@ def test_only_rows_that_changed_are_narrowed(followed):
     def forget(step: int, model: nn.Module) -> None:
         model.items.table.half._state = None
 
-    assert Training()([ids(i) for i in range(4)], forget) == kept and followed == [WHOLE] * 4
+    assert Training()([ids(i) for i in range(5)], forget) == kept and followed == [WHOLE] * 5
+
+
+def test_after_other_optimizers_rows_that_changed_are_narrowed(followed):
+    Training(optimizer=turbogr.RowSGD)([ids(i) for i in range(4)])
+    assert followed[0] == WHOLE and all(1000 < count < 5000 for count in followed[2:]) and len(followed) == 4
 
 
 def test_other_writes_are_seen(followed):
@@ -89,7 +101,7 @@ def test_other_writes_are_seen(followed):
                 model.items.weight.data = model.items.weight.data.clone()
 
     Training()([ids(i) for i in range(5)], write)
-    assert followed[:4] == [WHOLE] * 4 and followed[4] > 0
+    assert followed[:4] == [WHOLE] * 4 and followed[4] == 0
 
 
 def test_a_table_that_stays_is_narrowed_once(followed):
@@ -97,7 +109,7 @@ def test_a_table_that_stays_is_narrowed_once(followed):
     with torch.no_grad():
         for _ in range(3):
             training.loss(ids(1))
-    assert followed in ([WHOLE], [WHOLE] * 2)
+    assert followed[0] == WHOLE and not any(followed[2:])
 
 
 def test_one_batch_ahead_it_is_the_copy_of_the_step(followed):
