@@ -1,10 +1,11 @@
 """What a training step of one process costs as the catalogue grows: time and memory, with gradients of rows and dense.
 
-    python benchmarks/catalogue.py [--items 100000,1000000,4000000,16000000] [--dense] [--malloc]
+    python benchmarks/catalogue.py [--items 100000,1000000,4000000,16000000] [--dense] [--half] [--malloc]
 
 One HSTU, one batch shape, tables of several sizes in turns within one process; seconds are of CPU time, the least of
 several. `--dense` adds the gradient that `nn.Embedding` has, with Adagrad on the rows in which it is not zero, up to
-a million items. `--malloc` asks the C library to keep what is freed, as the job does.
+a million items; `--half` adds steps that multiply negatives in FP16. `--malloc` asks the C library to keep what is
+freed, as the job does.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +76,15 @@ def stepping(config: Config, items: int, dense: bool) -> Callable[[], None]:
     return step
 
 
-def measured(config: Config, sizes: list[int], dense: bool, repeats: int) -> list[dict[str, Any]]:
+def measured(config: Config, sizes: list[int], dense: bool, half: bool, repeats: int) -> list[dict[str, Any]]:
     """Seconds of CPU per step, in turns; bytes above the table that building and stepping took, one after the other."""
     found, steps = [], []
     for items in sizes:
-        for way in ("rows", "dense") if dense and items <= DENSE_UP_TO else ("rows",):
+        for way in ("rows", *["half"] * half, *["dense"] * (dense and items <= DENSE_UP_TO)):
             torch.compiler.reset()
             before = status("VmRSS")
             Path("/proc/self/clear_refs").write_text("5")
-            step = stepping(config, items, way == "dense")
+            step = stepping(replace(config, features=("half",) * (way == "half")), items, way == "dense")
             for _ in range(2):
                 step()
             table = (items + 1) * config.dim * 4
@@ -101,6 +103,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--items", default="100000,1000000,4000000,16000000")
     parser.add_argument("--dense", action="store_true")
+    parser.add_argument("--half", action="store_true")
+    parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--malloc", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batch", type=int, default=8)
@@ -110,9 +114,9 @@ def main() -> None:
     torch.set_num_threads(1)
     if given.malloc:
         keep_freed()
-    config = Config.read({"dim": 64, "heads": 2, "layers": 2, "max_len": given.max_len, "batch": given.batch,
+    config = Config.read({"dim": given.dim, "heads": 2, "layers": 2, "max_len": given.max_len, "batch": given.batch,
                           "negatives": given.negatives})  # fmt: skip
-    found = measured(config, [int(n) for n in given.items.split(",")], given.dense, given.repeats)
+    found = measured(config, [int(n) for n in given.items.split(",")], given.dense, given.half, given.repeats)
     for one in found:
         over = one["memory"] / one["table"]
         print(f"{one['items']:>12,} items  {one['way']:5}  {one['seconds'] * 1e3:8.1f} ms of CPU a step  "

@@ -4,9 +4,11 @@ Importing this package registers them; they are called as `torch.ops.turbogr.<na
 """
 
 from . import (
+    adamw,
     dropout,
     embedding,
     grouped,
+    half_copy,
     half_rows,
     jagged_attention,
     kept,
@@ -16,20 +18,24 @@ from . import (
     norm_gate,
     picked,
     recurrence,
+    row_adagrad,
     rows,
     sampled_loss,
     sampled_softmax,
     segment,
     sequence_product,
     silu_split,
+    standing,
     table_gradient,
 )
 from .cpu.state import state
 
 __all__ = [
+    "adamw",
     "dropout",
     "embedding",
     "grouped",
+    "half_copy",
     "half_rows",
     "jagged_attention",
     "kept",
@@ -39,12 +45,14 @@ __all__ = [
     "norm_gate",
     "picked",
     "recurrence",
+    "row_adagrad",
     "rows",
     "sampled_loss",
     "sampled_softmax",
     "segment",
     "sequence_product",
     "silu_split",
+    "standing",
     "state",
     "table_gradient",
 ]

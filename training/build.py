@@ -10,15 +10,18 @@ from typing import Any
 
 from torch import nn
 
+import turbogr_compile as turbogr
+
 from ..errors import OptionError
 from ..files import make_private, obstacle
 from .config import Config
 from .data import Histories, generate, open_histories
 from .models import LAYERS, Recommender
+from .models.recommender import draw_items
 
 
-def recommender(config: Config, catalogue: int) -> Recommender:
-    """A new model; its parameters follow from torch's generator."""
+def recommender(config: Config, catalogue: int, table: str | None = None) -> Recommender:
+    """A new model; its parameters follow from torch's generator. A table on `meta` waits for `place_tables`."""
     layer = LAYERS[config.model]
     layers = [
         layer(config.dim, config.heads, config.max_len, buckets=config.buckets, dropout=config.dropout)
@@ -26,8 +29,18 @@ def recommender(config: Config, catalogue: int) -> Recommender:
     ]
     return Recommender(
         layers, catalogue, config.dim, config.max_len,
-        negatives=config.negatives, temperature=config.temperature, dropout=config.dropout,
+        negatives=config.negatives, temperature=config.temperature, dropout=config.dropout, table=table,
     )  # fmt: skip
+
+
+def place_tables(model: Recommender, config: Config, ranks: int) -> None:
+    """Each rank draws the rows that it has, and no process more: the table is the same for any number of ranks."""
+    drawn: dict[str, Any] = {"init": draw_items, "seed": config.seed}
+    if ranks > 1:
+        placed = turbogr.plan(model, tables={"items": turbogr.RowWise(), "positions": turbogr.Replicated()})
+        turbogr.shard(model, placed, **drawn)
+    else:
+        turbogr.row_gradients(model, ["items"], **drawn)
 
 
 def parameters_of(model: nn.Module) -> dict[str, int]:

@@ -92,6 +92,11 @@ def summary_text(summary: dict[str, Any], out: Path) -> str:
     if summary["first_loss"] is not None:
         found["loss"] = f"{summary['first_loss']:.4f} → {summary['last_loss']:.4f}"
     if summary["hr@10"] is not None:
-        found["quality"] = f"HR@10 {summary['hr@10']:.4f}, NDCG@10 {summary['ndcg@10']:.4f}"
+        found["quality"] = _quality(summary)
+        found["beside"] = "; ".join(f"{name} {_quality(of)}" for name, of in summary["baselines"].items())
     found["run"] = str(out)
     return "\n".join(f"{name:8} {text}" for name, text in found.items())
+
+
+def _quality(found: dict[str, Any]) -> str:
+    return f"HR@10 {found['hr@10']:.4f}, NDCG@10 {found['ndcg@10']:.4f}"

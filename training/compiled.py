@@ -60,6 +60,22 @@ class Loss:
         return [{**remark, "line": _line(r, remark)} for r in self._recording.records for remark in r["remarks"]]
 
 
+# Pairs of positions that padded eager looks at, below which compiling takes longer than it saves (two layers: ten
+# seconds, the time of so many pairs).
+WORTH_COMPILING = 100_000_000
+
+
+def encoder(model: nn.Module, config: Config) -> Callable[[Tensor, Tensor], Tensor]:
+    """The vectors of histories, `last(ids, times)`; what is run depends on the settings alone, as its rounding does."""
+    plain = storage.method(model, "last")
+    return turbogr.compile(plain, codegen=config.codegen, deferral=False) if compiles_evaluation(config) else plain
+
+
+def compiles_evaluation(config: Config) -> bool:
+    pairs = config.evaluate_users * config.max_len**2 * config.heads
+    return config.backend == "turbogr" and pairs >= WORTH_COMPILING
+
+
 def _line(record: dict[str, Any], remark: dict[str, Any]) -> str:
     """The user's line that a remark is about, as text; a record keeps its place in a list."""
     if remark["line"] is None:

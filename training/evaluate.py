@@ -1,4 +1,4 @@
-"""HR@10 and NDCG@10: where the held-out item stands among all items of the catalogue."""
+"""HR@10 and NDCG@10 of what scores all items at once; the job counts without storing scores (evaluation.py)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ class Quality:
     gain: float
     count: int
 
+    @classmethod
+    def of(cls, sums: Tensor) -> Quality:
+        hits, gain, count = sums.tolist()
+        return cls(hits / max(count, 1), gain / max(count, 1), int(count))
+
     def as_dict(self) -> dict[str, float | int]:
         return {f"hr@{AT}": self.hits, f"ndcg@{AT}": self.gain, "count": self.count}
 
@@ -26,16 +31,21 @@ class Quality:
 def ranks(scores: Tensor, target: Tensor) -> Tensor:
     """How many items stand before the target, from 0; column i of scores is item i + 1. Of equal ones, half do."""
     own = scores.gather(1, target.unsqueeze(1) - 1)
-    return (scores > own).sum(1) + ((scores == own).sum(1) - 1) / 2
+    standing = (scores > own).sum(1) + ((scores == own).sum(1) - 1) / 2
+    return torch.where(own[:, 0].isnan(), float(scores.shape[1]), standing)  # no number is no hit
 
 
 def totals(scores: Tensor, target: Tensor) -> Tensor:
     """Sums of hits, of gains, and their number; rows with target 0 do not count."""
     real = target != 0
-    rank = ranks(scores[real], target[real])
+    return summed(ranks(scores[real], target[real]))
+
+
+def summed(rank: Tensor) -> Tensor:
+    """Sums of hits, of gains, and their number."""
     hit = rank < AT
     gain = torch.where(hit, 1 / (rank + 2).log2(), 0.0)
-    return torch.tensor([hit.sum().item(), gain.sum().item(), real.sum().item()], dtype=torch.float64)
+    return torch.tensor([hit.sum().item(), gain.sum().item(), len(rank)], dtype=torch.float64)
 
 
 def without_history(scores: Tensor, ids: Tensor, target: Tensor) -> Tensor:
@@ -62,5 +72,4 @@ def evaluate(
         if mask_history:
             found = without_history(found, batch["ids"], batch["target"])
         total += totals(found, batch["target"])
-    hits, gain, count = add_up(total).tolist()
-    return Quality(hits / max(count, 1), gain / max(count, 1), int(count))
+    return Quality.of(add_up(total))

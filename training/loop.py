@@ -22,7 +22,7 @@ from . import build, storage
 from .compiled import Loss
 from .config import FEATURES, Config
 from .data import Batches, Histories
-from .evaluate import evaluate
+from .evaluation import Evaluation
 from .flops import gemm_peak, step_cost, step_flops
 from .folder import FORMAT, RunFolder
 from .interrupt import Interrupt
@@ -144,23 +144,19 @@ class Run:
         config = self.config
         optimizer: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
         torch.manual_seed(config.seed)
-        self.model = build.recommender(config, catalogue)
+        self.model = build.recommender(config, catalogue, table="meta")
         self.parameters = build.parameters_of(self.model)
-        table: Any = self.model.items.weight
-        if self.ranks.several:
-            placed = turbogr.plan(self.model, tables={"items": turbogr.RowWise(), "positions": turbogr.Replicated()})
-            turbogr.shard(self.model, placed)
-        else:
-            turbogr.row_gradients(self.model, ["items"])
+        build.place_tables(self.model, config, self.ranks.count)
         self.tables = turbogr.RowWiseAdagrad(self.model, lr=config.table_lr)
-        storage.store(self.model, config.storage, {table})
-        dense = [p for p in self.model.parameters() if p is not table]
+        own = set(self.model.items.parameters())  # of one process; of several, no table is a parameter
+        storage.store(self.model, config.storage, own)
+        dense = [p for p in self.model.parameters() if p not in own]
         if config.storage == "bf16":
             self.dense: torch.optim.Optimizer = StochasticAdamW(dense, **optimizer, seed=config.seed)
         else:
             self.dense = torch.optim.AdamW(dense, **optimizer, fused=True)
         self.loss = Loss(self.model, config)
-        self.scores = storage.method(self.model, "scores")
+        self.evaluation = Evaluation(self.model, config, self.batches, self.ranks)
 
     def _start(self, resume: bool) -> None:
         """Compile; then go on from a checkpoint, or begin. Neither depends on what compiling drew."""
@@ -264,28 +260,12 @@ class Run:
     def _evaluate(self, shown: Progress) -> None:
         if not self.config.evaluate_users or any(e["step"] == self.done for e in self.folder.lines("evals.jsonl")):
             return
-        self.model.eval()
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                items = self._items()
-                found = evaluate(
-                    lambda ids, times: self.scores(ids, times, items),
-                    self.batches.evaluation(self.config.evaluate_users), add_up=self.ranks.add_up,
-                )  # fmt: skip
-        finally:
-            self.model.train()
+        found = self.evaluation()
         line = {"step": self.done, **found.as_dict()}
         self.folder.append("evals.jsonl", line)
         shown.evaluated(line)
         if self.done < self.config.steps:
             self._say(f"step {self.done}: {shown.quality.strip()} of {found.count} users")
-
-    def _items(self) -> Tensor:
-        """Rows of all items; no copy of them where this process has the table."""
-        if self.ranks.several:
-            return self.model.items(torch.arange(1, self.histories.catalogue + 1))
-        table: Any = self.model.items.weight
-        return table.detach()[1:]
 
     # --- figures -------------------------------------------------------------------------------------
 
@@ -314,6 +294,7 @@ class Run:
             "padding_saved": 1 - total["tokens"] / max(total["padded"], 1), "peak_memory": self.peak.bytes(),
             "first_loss": steps[0]["loss"] if steps else None, "last_loss": steps[-1]["loss"] if steps else None,
             "hr@10": quality.get("hr@10"), "ndcg@10": quality.get("ndcg@10"),
+            "baselines": self.evaluation.baselines if quality and self.ranks.first else {},
             "finished": reason == "done", "reason": reason, "seconds_with_saving": seconds,
         }  # fmt: skip
 

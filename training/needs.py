@@ -15,11 +15,13 @@ from pathlib import Path
 import torch
 
 from . import build
+from .compiled import compiles_evaluation
 from .config import Config
 from .memory import eager_activations
 
 PER_LAYER = {"hstu": 12.1, "sasrec": 16.1, "fuxi": 29.1}  # widths kept by a packed layer for its backward
 BESIDE = 6.0  # widths kept by what is not a layer
+EVALUATED = 4.0  # numbers of padded eager for each pair of positions, without gradients
 SLOPES = 3.0  # numbers kept for each negative
 GIB = 2**30
 CONTAINER = Path("/sys/fs/cgroup")
@@ -57,11 +59,14 @@ def needs(config: Config, catalogue: int, ranks: int = 1, keep: int = 2) -> Need
         "dense parameters": count["dense"] * number,
         "their gradients and moments": count["dense"] * number * 3.0,
     }
+    if "half" in config.features and ranks == 1:
+        always["a copy of the table in FP16"] = rows * (width * 2.0 + 1)
     step = kept if config.backend == "turbogr" else eager_activations(config)
     moments = {"activations and gradients of rows": step + 2.0 * touched * width * 4}
     if config.evaluate_users:
-        scores = config.batch * catalogue * 4.0 * 2
-        moments["scores of an evaluation"] = scores + (catalogue * width * 4.0 if ranks > 1 else 0)
+        looked_at = config.batch * config.heads * config.max_len**2 * EVALUATED  # where it is not worth compiling
+        encoding = 0.0 if compiles_evaluation(config) else looked_at * 4.0
+        moments["an evaluation"] = encoding + 2 * config.evaluate_users * width * 4.0  # no scores are kept
     shared = (always["item table"] + always["a number for each of its rows"]) * ranks
     stored = shared + count["dense"] * number * 3  # which is alike on all ranks, and stored once
     return Needs(always, moments, stored * (keep + 1) if config.save_every else 0.0)
@@ -69,8 +74,9 @@ def needs(config: Config, catalogue: int, ranks: int = 1, keep: int = 2) -> Need
 
 ADVICE = {
     "item table": "a smaller --dim, a larger --min-length, or several processes (torchrun), which share the table",
+    "a copy of the table in FP16": "no feature half",
     "activations and gradients of rows": "a smaller --batch with --accumulate, a smaller --max-len, fewer --negatives",
-    "scores of an evaluation": "a smaller --batch, or --evaluate-users 0",
+    "an evaluation": "a smaller --batch, or --evaluate-users 0",
 }
 OTHERWISE = "--storage bf16, fewer --layers or a smaller --dim"
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-CHUNK = 1 << 20  # numbers that are widened at a time
+from ..kernels.adamw import adamw_by_chance
 
 
 class StochasticAdamW(torch.optim.Optimizer):
@@ -44,28 +44,10 @@ class StochasticAdamW(torch.optim.Optimizer):
 
     def _update(self, p: nn.Parameter, state: dict[str, Any], group: dict[str, Any], number: int) -> None:
         state["step"] += 1
-        step, (first, second) = state["step"], group["betas"]
-        rate = group["lr"] / (1 - first**step)
-        generator = torch.Generator().manual_seed(_seed(group["seed"], step, number))
+        seed = _seed(group["seed"], state["step"], number)
+        given = (state["step"], group["lr"], *group["betas"], group["eps"], group["weight_decay"], seed)
         assert p.grad is not None
-        flat = [x.view(-1) for x in (p, p.grad, state["mean"], state["square"])]
-        for at in range(0, p.numel(), CHUNK):
-            stored, gradient, stored_mean, stored_square = (x[at : at + CHUNK] for x in flat)
-            gradient = gradient.float()
-            mean = stored_mean.float().lerp_(gradient, 1 - first)
-            square = stored_square.float().mul_(second).addcmul_(gradient, gradient, value=1 - second)
-            root = (square / (1 - second**step)).sqrt_().add_(group["eps"])
-            value = stored.float().mul_(1 - group["lr"] * group["weight_decay"]).addcdiv_(mean, root, value=-rate)
-            chance = torch.empty(value.numel(), dtype=torch.int64).random_(generator=generator)
-            for target, x in ((stored, value), (stored_mean, mean), (stored_square, square)):
-                target.copy_(round_by_chance(x, chance))
-                chance >>= 16
-
-
-def round_by_chance(x: Tensor, chance: Tensor) -> Tensor:
-    """fp32 to bf16, by adding the low 16 bits of `chance` to those that bf16 lacks; not finite values stay."""
-    bits = x.view(torch.int32) + (chance & 0xFFFF).int()
-    return torch.where(x.isfinite(), (bits & -0x10000).view(torch.float32), x).bfloat16()
+        adamw_by_chance(p, p.grad, state["mean"], state["square"], *given)
 
 
 def _seed(*parts: int) -> int:

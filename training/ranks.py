@@ -30,6 +30,14 @@ class Ranks:
             dist.all_reduce(x)
         return x
 
+    def gather(self, x: Tensor) -> Tensor:
+        """Of all ranks, one behind the other; each has as much."""
+        if not self.several:
+            return x
+        every = x.new_empty((self.count * len(x), *x.shape[1:]))
+        dist.all_gather_into_tensor(every, x.contiguous())
+        return every
+
     def meet(self) -> None:
         if self.several:
             dist.barrier()

@@ -16,6 +16,7 @@ from ...pipeline.context import Context
 from ..common.cross_entropy import MEAN, Refused, Total, value_of
 from .emit import copies_table
 from .find import Found
+from .kept import keeps_copy
 from .losses import SampledLoss
 from .report import cost
 from .scoring import Scoring
@@ -85,9 +86,12 @@ def shared_text(s: Scoring, share: int, graph: fx.Graph) -> str:
 def half_text(s: Scoring, graph: fx.Graph) -> str:
     queries, each, width = s.counts
     assert s.rows is not None
-    rows = value_of(s.rows.table.node).shape[0] if copies_table(s) else queries * each
-    where = "64 rows of a copy of the table" if copies_table(s) else "the rows of a position"
+    stays = keeps_copy(s.rows.table.node)
+    whole = stays or copies_table(s)
+    rows = value_of(s.rows.table.node).shape[0] if whole else queries * each
+    where = "64 rows of a copy of the table" if whole else "the rows of a position"
+    how = ", and stays: rows that the optimizer changes are narrowed again" if stays else ""
     return (
         f"FP16 is on: negatives are rounded to 11 bits, a power of two for {where}; "
-        f"the copy has {cost(2 * rows * width, graph, 'B')}; scores differ by at most 2^-11 · sum |query · row|"
+        f"the copy has {cost(2 * rows * width, graph, 'B')}{how}; scores differ by at most 2^-11 · sum |query · row|"
     )

@@ -16,6 +16,7 @@ from ...graph.shapes import same_size
 from ...kernels.half_rows import BLOCK
 from ..common.cross_entropy import value_of
 from .drawing import drawing_of
+from .kept import keeps_copy, kept_copy
 from .plans import Plan, Writer
 from .products import SUMMED, Labels
 from .scoring import Scoring
@@ -81,6 +82,9 @@ class Emitter:
     def halves(self, ids: fx.Node, each: Any) -> tuple[Any, ...]:
         """Rows of negatives in FP16, where each of `ids` (T, each) finds its own, and scales: for `half` of an op."""
         w, table = self.w, self.table()
+        if keeps_copy(self.rows.table.node):
+            half, scales = kept_copy(w, self.rows.table.node)
+            return half, None, scales
         if copies_table(self.s):
             both = w.call(ops.half_rows.default, table, BLOCK)
             return w.call(operator.getitem, both, 0), None, w.call(operator.getitem, both, 1)

@@ -212,6 +212,14 @@ def drawn(rank: int, world: int, order: str) -> Tensor:
     return whole(model[0])
 
 
+def drawn_alone() -> Tensor:
+    """The same table in one process."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Embedding(9001, 4, padding_idx=3))
+    sharding.row_gradients(model)
+    return model[0].weight.detach()
+
+
 # --- checkpoints -------------------------------------------------------------------------------------
 
 

@@ -135,6 +135,8 @@ def test_a_table_of_32_million_rows():
 def test_a_table_drawn_on_meta_is_the_same_on_any_number_of_ranks(two, three, case: str):
     first, second = two[case][0], three[case][0]
     assert first.equal(second) and first[3].abs().max() == 0
+    if case == "drawn":
+        assert first.equal(edges.drawn_alone())
     assert abs(first.mean()) < 0.05 and abs(first.std() - 1) < 0.05 and first.unique().numel() > 30_000
 
 

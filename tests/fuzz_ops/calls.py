@@ -25,6 +25,7 @@ ops = torch.ops.turbogr
 # Ops that need tables of their own or ranks, that torch's own ops are made for, or that answer with an error by design.
 ELSEWHERE = {"sharded_lookup", "sharded_push", "fetch_rows", "keep_rows", "keep_sent", "stale_rows", "grouped_mm"} | {
     "own_lookup",
+    "half_of_table",
     "own_keep",
     "own_keep_dense",
     "own_keep_scores",

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from turbogr_compile.training.optimizers import StochasticAdamW, round_by_chance
+from turbogr_compile.kernels.adamw import round_by_chance
+from turbogr_compile.training.optimizers import StochasticAdamW
 
 
 def test_rounding_is_right_on_average():

@@ -90,7 +90,8 @@ def test_accumulated_gradients_are_the_mean_over_batches(tmp_path):
     settings = config(accumulate=2)
     histories = build.histories(settings, tmp_path / "run" / "data")
     torch.manual_seed(settings.seed)
-    model = build.recommender(settings, histories.catalogue)
+    model = build.recommender(settings, histories.catalogue, table="meta")
+    build.place_tables(model, settings, 1)
     batches = Batches(histories, settings.batch, settings.max_len, settings.seed)
     torch.manual_seed(settings.seed * 1_000_003)
     found = [model.loss(batch["ids"], batch["times"]) for batch in (batches.at(0, 0), batches.at(0, 1))]

@@ -168,15 +168,20 @@ class Batches:
         `count` users over all ranks, by default all. Ranks get the same number of batches of the same shape: rows that
         fill up the last one repeat another and have target 0, which is not to be counted.
         """
+        chosen = self.evaluated(count)
+        size = self.batch * self.world
+        for at in range(0, len(chosen), size):
+            mine = chosen[at : at + size][self.rank :: self.world]
+            yield self._evaluated(mine.tolist(), fill=int(chosen[0]))
+
+    def evaluated(self, count: int | None = None) -> np.ndarray:
+        """Those users, by their places in the histories."""
         chosen = np.flatnonzero(self.histories.lengths >= 2)
         if count is not None and count < len(chosen):
             chosen = np.random.default_rng((self.seed, _EVALUATED)).permutation(chosen)[:count]
         if not len(chosen):
             raise OptionError("no user has 2 items: nothing to evaluate on")
-        size = self.batch * self.world
-        for at in range(0, len(chosen), size):
-            mine = chosen[at : at + size][self.rank :: self.world]
-            yield self._evaluated(mine.tolist(), fill=int(chosen[0]))
+        return chosen
 
     def _evaluated(self, users: list[int], fill: int) -> dict[str, Tensor]:
         target = torch.zeros(self.batch, dtype=torch.int64)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,19 +12,11 @@ from ... import _torch
 from ...errors import TurbogrError
 from ..selftest import check_collectives
 from .embedding import ShardedEmbedding
-from .layout import Layout
 from .mesh import Ranks
 from .placements import Hierarchical, Placement, Replicated
 from .plan import Plan, Planned, tied, unsuited
 from .table import Table
-
-Init = Callable[[Tensor, torch.Generator], Any]
-_DRAWN = 4096  # rows that one seed draws: which rank has them makes no difference
-
-
-def normal(rows: Tensor, generator: torch.Generator) -> None:
-    """As `nn.Embedding` initialises its table."""
-    rows.normal_(generator=generator)
+from .values import Init, Values, normal
 
 
 def shard(
@@ -47,7 +37,7 @@ def shard(
     for name, t in spread.items():
         old = modules[name]
         assert isinstance(old, nn.Embedding)
-        new = _sharded(name, old, t, plan, groups, _Source(init, seed, device))
+        new = _sharded(name, old, t, plan, groups, Values(init, seed, device))
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, new)
     _keep_from_ddp(model)
@@ -130,7 +120,7 @@ def wire_of(placement: Placement) -> torch.dtype | None:
 
 
 def _sharded(
-    name: str, old: nn.Embedding, planned: Planned, plan: Plan, groups: _Groups, source: _Source
+    name: str, old: nn.Embedding, planned: Planned, plan: Plan, groups: _Groups, source: Values
 ) -> ShardedEmbedding:
     placement = planned.placement
     layout, group = planned.layout(plan.ranks), groups.of(placement)
@@ -147,38 +137,6 @@ def _sharded(
     new = ShardedEmbedding(rows, table, groups.mesh(placement, rows.device), old.padding_idx)
     new.receipts.requires_grad_(old.weight.requires_grad)
     return new.train(old.training)
-
-
-class _Source:
-    """Where values of shards come from."""
-
-    def __init__(self, init: Init, seed: int, device: torch.device | str | None) -> None:
-        self.init, self.seed, self.device = init, seed, device
-
-    def shard(self, name: str, old: nn.Embedding, layout: Layout, rank: int) -> Tensor:
-        weight = old.weight.detach()
-        if not weight.is_meta:
-            return layout.cut(weight, rank).to(self.device or weight.device)
-        rows = torch.zeros(layout.held(rank), layout.piece, dtype=weight.dtype, device=self.device or "cpu")
-        self._draw(name, rows, layout.starts[rank], layout.starts[rank + 1])
-        if old.padding_idx is not None:
-            for owner, row in layout.owner(old.padding_idx):
-                if owner == rank:
-                    rows[row] = 0
-        if layout.pieces > 1:
-            rows[:, layout.valid(rank)[1] :] = 0
-        return rows
-
-    def _draw(self, name: str, rows: Tensor, first: int, last: int) -> None:
-        """Block by block of addresses, so that the number of ranks does not show in the values."""
-        for block in range(first // _DRAWN, -(-last // _DRAWN)):
-            drawn = torch.empty(_DRAWN, rows.shape[1], dtype=rows.dtype, device=rows.device)
-            digest = hashlib.blake2b(f"{self.seed}/{name}/{block}".encode(), digest_size=8).digest()
-            generator = torch.Generator(rows.device).manual_seed(int.from_bytes(digest, "little") >> 1)
-            self.init(drawn, generator)
-            start = block * _DRAWN
-            low, high = max(first, start), min(last, start + _DRAWN)
-            rows[low - first : high - first] = drawn[low - start : high - start]
 
 
 def _keep_from_ddp(model: nn.Module) -> None:

@@ -20,11 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ... import _torch
 from ...errors import OptionError, TurbogrError
+from ...kernels.row_adagrad import REALS, row_adagrad
 from . import state as states
 from .embedding import ShardedEmbedding
 from .own import OwnEmbedding
-from .table import RowGradient, sharded_tables
+from .table import RowGradient, Table, sharded_tables
 
 Tables = nn.Module | Iterable[nn.Module]
 Tabled = ShardedEmbedding | OwnEmbedding
@@ -77,11 +79,20 @@ class RowOptimizer(torch.optim.Optimizer):
                 gradient, receipts.grad = receipts.grad, None
                 self.state[receipts]["step"] += 1
                 # Copies: the update may run beside the next step, when a schedule has changed the rate.
-                apply = partial(self._apply, table.shard, dict(self.state[receipts]), dict(group))
+                apply = partial(self._apply, table.table, table.shard, dict(self.state[receipts]), dict(group))
                 table.table.update(gradient, table.shard, apply)
         return loss
 
-    def _apply(self, shard: Tensor, state: dict[str, Any], group: dict[str, Any], found: RowGradient) -> None:
+    def _apply(
+        self, table: Table, shard: Tensor, state: dict[str, Any], group: dict[str, Any], found: RowGradient
+    ) -> None:
+        """Of rows of a table, and of its copy in FP16."""
+        before = _torch.version_of(shard)
+        self._change(shard, state, group, found)
+        if table.half is not None:
+            table.half.note(shard, found.rows, before)
+
+    def _change(self, shard: Tensor, state: dict[str, Any], group: dict[str, Any], found: RowGradient) -> None:
         """So many rows at a time that all that is done to them happens in cache."""
         kept = {key: value for key, value in state.items() if key != "step"}
         wide = torch.float32 if shard.dtype in (torch.float16, torch.bfloat16) else shard.dtype
@@ -192,6 +203,18 @@ class RowWiseAdagrad(RowOptimizer):
 
     def begin(self, shard: Tensor) -> dict[str, Tensor]:
         return {"sum": shard.new_zeros(shard.shape[0], dtype=_wide(shard))}
+
+    def _apply(
+        self, table: Table, shard: Tensor, state: dict[str, Any], group: dict[str, Any], found: RowGradient
+    ) -> None:
+        """In one visit of each row, where the table is as wide as its state."""
+        if shard.dtype not in REALS or not shard.shape[1]:
+            super()._apply(table, shard, state, group, found)
+            return
+        copy = None if table.half is None else table.half.current(shard)
+        row_adagrad(shard, state["sum"], found.rows, found.values.to(shard.dtype), group["lr"], group["eps"], copy)
+        if copy is not None:
+            table.half.followed(shard)
 
     def update(self, rows: Tensor, gradient: Tensor, state: Any, step: int, group: dict[str, Any]) -> None:
         state["sum"].add_(gradient.square().mean(1))

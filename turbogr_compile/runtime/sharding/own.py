@@ -25,10 +25,12 @@ from torch import Tensor, nn
 from ...errors import OptionError, TurbogrError, did_you_mean
 from ...kernels.contract import INT64, REAL, Array, Contract, Range, Whole
 from ...kernels.declare import declare
+from .halves import KeptHalf
 from .layout import Layout
 from .placements import RowWise
 from .plan import tied, unsuited
 from .table import SLOTS, Table, table_of
+from .values import Init, Values, normal
 
 ops = torch.ops.turbogr
 
@@ -36,14 +38,17 @@ ops = torch.ops.turbogr
 class OwnEmbedding(nn.Embedding):
     """An `nn.Embedding` whose weight gets no gradient from lookups: those of the rows wait in the table's journal."""
 
-    def __init__(self, name: str, old: nn.Embedding) -> None:
-        super().__init__(old.num_embeddings, old.embedding_dim, old.padding_idx, _weight=old.weight)
-        self.weight = old.weight
+    def __init__(self, name: str, old: nn.Embedding, values: Values) -> None:
         layout = Layout(old.num_embeddings, old.embedding_dim, 1, RowWise())
+        weight = old.weight
+        if weight.is_meta:
+            weight = nn.Parameter(values.shard(name, old, layout, 0), requires_grad=weight.requires_grad)
+        super().__init__(old.num_embeddings, old.embedding_dim, old.padding_idx, _weight=weight)
+        self.weight = weight
         self.table = Table(name, layout, None, None, padding=-1 if old.padding_idx is None else old.padding_idx)
         self.number, self.table.home = self.table.number, weakref.ref(self)
         self.mesh = None
-        self.receipts = torch.zeros(SLOTS + 1, device=old.weight.device).requires_grad_()
+        self.receipts = torch.zeros(SLOTS + 1, device=weight.device).requires_grad_()
         self.train(old.training)
 
     @property
@@ -54,6 +59,13 @@ class OwnEmbedding(nn.Embedding):
     def trained(self) -> bool:
         """As its weight is, which may be frozen and thawed at any time."""
         return self.weight.requires_grad
+
+    def halves(self) -> Tensor:
+        """Its rows in FP16: a copy that stays, and is up to date inside of a step."""
+        kept = self.table.half
+        if kept is None or kept.copy.half.device != self.weight.device:
+            kept = self.table.half = KeptHalf(self.weight.detach())
+        return kept.copy.half
 
     @property
     def shard(self) -> Tensor:
@@ -86,10 +98,14 @@ class OwnEmbedding(nn.Embedding):
         )
 
 
-def row_gradients(model: nn.Module, tables: Iterable[str] | None = None) -> nn.Module:
+def row_gradients(
+    model: nn.Module, tables: Iterable[str] | None = None, *,
+    init: Init = normal, seed: int = 0, device: torch.device | str | None = None,
+) -> nn.Module:  # fmt: skip
     """Let tables have gradients of rows, in place: all `nn.Embedding` that can, or those named. Returns the model.
 
-    For one process; tables of several are spread with `shard`, which does the same. No table is copied.
+    For one process; tables of several are spread with `shard`, which does the same. No table is copied. Tables on
+    `meta` are drawn by `init(rows, generator)`, to the values that `shard` draws for any number of ranks.
     """
     if dist.is_initialized() and (ranks := dist.get_world_size()) > 1:
         raise OptionError(
@@ -97,6 +113,7 @@ def row_gradients(model: nn.Module, tables: Iterable[str] | None = None) -> nn.M
             "shard(model, plan(model))"
         )
     found = {name: m for name, m in model.named_modules() if isinstance(m, nn.Embedding)}
+    values = Values(init, seed, device)
     for name in [*found] if tables is None else list(tables):
         if name not in found:
             known = ", ".join(found) or "none"
@@ -106,7 +123,7 @@ def row_gradients(model: nn.Module, tables: Iterable[str] | None = None) -> nn.M
             raise OptionError(f"table {name!r} cannot have gradients of rows: {reason}")
         if not reason:
             owner, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(owner), attribute, OwnEmbedding(name, found[name]))
+            setattr(model.get_submodule(owner), attribute, OwnEmbedding(name, found[name], values))
     return model
 
 

@@ -73,6 +73,7 @@ class Table:
     applied: int = 0  # those of them that are in the shard
     handed: Tensor | None = None  # rows that were handed out since the last update, ahead of their use
     staleness: Staleness = field(default_factory=Staleness)
+    half: Any = None  # a copy in FP16 (halves.py), where steps read one
     _pending: Future[None] | None = None  # the last update that is on the line
 
     def __post_init__(self) -> None:
