@@ -203,6 +203,30 @@ def test_views_that_the_caller_sees_stay():
     assert outs[3].data_ptr() != x.data_ptr()
 
 
+ON_MEMORY = {
+    "as_strided": lambda x: x.as_strided((4, 6), (6, 1)),
+    "numbers of pairs": lambda x: torch.view_as_complex(x.view(4, 3, 2)).abs(),
+    "numbers of another size": lambda x: x.view(torch.int16) & 3,
+    "an op of somebody else": lambda x: torch.ops.normal_tests.whole(x),
+}
+
+
+@pytest.mark.parametrize("name", ON_MEMORY)
+@pytest.mark.parametrize("shape", [(4, 6), (24,), (2, 12)])
+def test_copies_stay_for_those_who_look_at_memory(name, shape):
+    """They make the argument lie in one piece."""
+    library = torch.library.Library("normal_tests", "FRAGMENT")
+    library.define("whole(Tensor x) -> Tensor")
+    library.impl("whole", lambda x: torch.tensor(x.stride()) + x.sum(), "CompositeExplicitAutograd")
+    library.impl("whole", lambda x: x.new_empty(x.dim()), "Meta")
+
+    def fn(x):
+        return ON_MEMORY[name](x.t().contiguous().view(shape).view(4, 6)) * 2
+
+    x = torch.arange(24.0).view(6, 4)
+    torch.testing.assert_close(trace(fn, [x], Phase.PRE_GRAD)(x), fn(x))
+
+
 def test_full_slices_of_symbolic_sizes_go():
     traced = trace(lambda x: x[:, 1:].exp(), [symbolic(5, 6)], Phase.PRE_GRAD)
     assert "aten.slice.Tensor(%arg0_1, 1, 1)" in graph_text(traced.graph)

@@ -9,7 +9,8 @@ spelling. What holds afterwards:
 * PRE_GRAD keeps composites (`linear`, `layer_norm`, `softmax.int`, `matmul`, `dropout`, ...), spells `view` as
   `reshape`, one for several in a row, a swap of two dims as `transpose`, `&` as `bitwise_and`;
 * a size that an input has is read from the input, and not from a value that happens to have it, too;
-* views that change nothing (full slices, expansion or reshape to the same shape) are gone;
+* views that change nothing (full slices, expansion or reshape to the same shape) are gone, and copies before a reshape,
+  but for those that somebody sees who looks at memory (`as_strided`, `view_as_complex`, ops of others);
 * arguments are positional as far as the schema allows, trailing defaults are dropped, dims are non-negative, a number
   that meets a floating-point tensor is a float.
 """
@@ -24,6 +25,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from .._torch import StorageWeakRef
+from ..graph.nodes import layout_sensitive
 from ..graph.phases import Phase
 from ..graph.shapes import same_shape
 
@@ -108,6 +110,7 @@ class _Returned:
         self.memory = returned_memory(graph)
         stores = graph.find_nodes(op="call_function", target=aten.copy_.default)
         self.written = {memory for n in stores for memory in memory_of(n.args[0])}  # where a copy keeps the old value
+        self.strided = layout_sensitive(graph)  # somebody looks at how they lie in memory
 
     def __contains__(self, node: fx.Node) -> bool:
         return not self.memory.isdisjoint(memory_of(node))
@@ -128,8 +131,14 @@ def _is_identity(node: fx.Node, returned: _Returned) -> bool:
     value, of = value_of(node), value_of(source)
     if not isinstance(value, torch.Tensor) or not isinstance(of, torch.Tensor) or not same_shape(value.shape, of.shape):
         return False
+    if node in returned.strided and not _lie_alike(value, of):
+        return False
     # The caller can tell a view from an input, and from another result.
     return node not in returned or (source.op != "placeholder" and source not in returned.nodes)
+
+
+def _lie_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.layout is not torch.strided or b.layout is not torch.strided or same_shape(a.stride(), b.stride())
 
 
 def _skip_reshapes(node: fx.Node, returned: _Returned) -> None:
@@ -148,6 +157,8 @@ def _can_skip(source: fx.Node, node: fx.Node, returned: _Returned) -> bool:
     """May `node`, a reshape of `source`, start from what `source` starts from?"""
     assert isinstance(source.args[0], fx.Node)
     memory = memory_of(source.args[0])
+    if node in returned.strided and memory != memory_of(source):
+        return False  # what is copied lies in one piece
     if node in returned:
         return memory_of(node) == memory  # views of one memory, before and after
     return source.target in _RESHAPES or returned.written.isdisjoint(memory)

@@ -56,7 +56,7 @@ def sizes_from(node: fx.Node) -> bool:
 
 
 def layout_sensitive(graph: fx.Graph) -> set[fx.Node]:
-    """Values whose strides somebody may look at: ops on raw memory, and kernels outside of ATen."""
+    """Values whose strides somebody may look at: ops on raw memory, and kernels outside of ATen and turbogr."""
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node in found or (node.op == "call_function" and _reads_layout(node.target)):
@@ -67,7 +67,7 @@ def layout_sensitive(graph: fx.Graph) -> set[fx.Node]:
 def _reads_layout(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return target in _ON_MEMORY or target.namespace not in ("aten", "prims")
+    return target in _ON_MEMORY or target.namespace not in ("aten", "prims", "turbogr")
 
 
 def regions(graph: fx.Graph) -> dict[fx.Node, int]:
