@@ -492,7 +492,8 @@ READ = {
     ),
     "a divisor that its upper end makes zero": (
         "y = x.detach()\n"
-        "loss = ((y * v[..., None]) / y.clamp(0.5, 0.0)).nan_to_num(1.0, 2.0, 3.0).sum() + ((x @ Q) * v[..., None]).sum()"
+        "loss = ((y * v[..., None]) / y.clamp(0.5, 0.0)).nan_to_num(1.0, 2.0, 3.0).sum() "
+        " + ((x @ Q) * v[..., None]).sum()"
     ),
     "angles of complex zeros, which have signs": (
         "loss = torch.angle(torch.complex(x, -2 * x) * v[..., None]).sum() + ((x @ Q) * v[..., None]).sum()"
