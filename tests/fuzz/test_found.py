@@ -490,6 +490,11 @@ READ = {
         "y = (x[..., 0] * 2).detach().long()\nhit = torch.isin(y, torch.arange(50, 90), assume_unique=True)\n"
         "loss = (x.sum(-1) * hit * v).sum() + ((x @ Q) * v[..., None]).sum()"
     ),
+    "a divisor that its upper end makes zero": (
+        "y = x.detach()\n"
+        "loss = ((y * v[..., None]) / y.clamp(0.5, 0.0)).nan_to_num(1.0, 2.0, 3.0).sum() "
+        " + ((x @ Q) * v[..., None]).sum()"
+    ),
     "angles of complex zeros, which have signs": (
         "loss = torch.angle(torch.complex(x, -2 * x) * v[..., None]).sum() + ((x @ Q) * v[..., None]).sum()"
     ),

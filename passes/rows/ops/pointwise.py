@@ -148,7 +148,8 @@ def _never_zero(z: Zeros, value: Any) -> bool:
     if constant is not None:
         return constant != 0
     if op(value) in ("clamp", "clamp_min"):
-        return _is_above_zero(arg(value, "min"), value)
+        most = arg(value, "max")  # which wins over the least
+        return _is_above_zero(arg(value, "min"), value) and (most is None or _is_above_zero(most, value))
     plain = op(value) == "add" and not value.kwargs and len(value.args) == 2
     more = plain and _is_above_zero(value.args[1], value)
     return op(value) in ("exp", "sigmoid", "softplus") or (more and _never_negative(value.args[0]))
