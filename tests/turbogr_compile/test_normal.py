@@ -227,6 +227,18 @@ def test_copies_stay_for_those_who_look_at_memory(name, shape):
     torch.testing.assert_close(trace(fn, [x], Phase.PRE_GRAD)(x), fn(x))
 
 
+@pytest.mark.parametrize("name", [name for name in ON_MEMORY if name != "an op of somebody else"])
+@pytest.mark.parametrize("write", [torch.Tensor.copy_, lambda x, other: x.__setitem__(slice(None), other)])
+def test_what_is_written_lies_where_it_is_written(name, write):
+    def fn(x):
+        made = torch.zeros(4, 6)
+        write(made, x.t())
+        return ON_MEMORY[name](made) * 2
+
+    x = torch.arange(24.0).view(6, 4)
+    torch.testing.assert_close(trace(fn, [x], Phase.PRE_GRAD)(x), fn(x))
+
+
 def test_full_slices_of_symbolic_sizes_go():
     traced = trace(lambda x: x[:, 1:].exp(), [symbolic(5, 6)], Phase.PRE_GRAD)
     assert "aten.slice.Tensor(%arg0_1, 1, 1)" in graph_text(traced.graph)

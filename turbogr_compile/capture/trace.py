@@ -37,6 +37,7 @@ from .._torch import (
     make_fx,
     maybe_enable_thunkify,
     set_grad_enabled,
+    surely_contiguous,
     to_fun,
 )
 from ..errors import TurbogrError
@@ -182,6 +183,8 @@ def _copy(destination: torch.Tensor, source: torch.Tensor, non_blocking: bool = 
     value = source.to(destination.device, destination.dtype)
     if not same_shape(value.shape, destination.shape):
         value = value.expand(destination.shape)
+    if surely_contiguous(destination) and not surely_contiguous(value):
+        return aten.clone(value, memory_format=torch.contiguous_format)  # it lies where the old value lay
     return aten.clone(value) if value.is_complex() else aten.lift_fresh_copy(value)
 
 
