@@ -222,6 +222,16 @@ def test_whoever_listens_to_the_trace_gets_one():
         torch._logging._internal.trace_log.removeHandler(listener)
 
 
+def test_pytest_listens_without_asking_for_a_trace():
+    listener = type("Capture", (logging.NullHandler,), {"__module__": "_pytest.logging"})()
+    logger = torch._logging._internal.trace_log
+    logging.Logger.addHandler(logger, listener)  # not by the one that tests keep pytest away with
+    try:
+        assert listener in logger.handlers and not _torch.trace_enabled()
+    finally:
+        logger.removeHandler(listener)
+
+
 def test_contexts_beside_a_compilation():
     with torch.autocast("cpu", torch.bfloat16), _torch.without_autocast(), _torch.outside_compilation():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32

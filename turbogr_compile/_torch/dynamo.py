@@ -229,8 +229,10 @@ _LEVELS = ("debug", "info", "warn", "error", "exception", "critical", "fatal", "
 def trace_enabled() -> bool:
     from torch._logging._internal import trace_log
 
-    # torch's own handler is always there, and writes only where TORCH_TRACE names a directory.
-    return any(getattr(handler, "root_dir", True) for handler in trace_log.handlers)
+    # torch's own handler is always there, and writes only where TORCH_TRACE names a directory; pytest listens to every
+    # logger that does not propagate, and a user's tests would record all of their graphs.
+    wanted = (handler for handler in trace_log.handlers if not type(handler).__module__.startswith("_pytest"))
+    return any(getattr(handler, "root_dir", True) for handler in wanted)
 
 
 def trace_artifact(name: str, encoding: str, payload: Any) -> None:
