@@ -110,7 +110,7 @@ class _Returned:
         self.memory = returned_memory(graph)
         stores = graph.find_nodes(op="call_function", target=aten.copy_.default)
         self.written = {memory for n in stores for memory in memory_of(n.args[0])}  # where a copy keeps the old value
-        self.strided = layout_sensitive(graph)  # somebody looks at how they lie in memory
+        self.strided = layout_sensitive(graph, own=False)  # somebody looks at how they lie in memory
 
     def __contains__(self, node: fx.Node) -> bool:
         return not self.memory.isdisjoint(memory_of(node))

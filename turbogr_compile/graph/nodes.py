@@ -55,19 +55,23 @@ def sizes_from(node: fx.Node) -> bool:
     return any(user.meta.get("unbacked_bindings") for user in node.users)
 
 
-def layout_sensitive(graph: fx.Graph) -> set[fx.Node]:
-    """Values whose strides somebody may look at: ops on raw memory, and kernels outside of ATen and turbogr."""
+def layout_sensitive(graph: fx.Graph, own: bool = True) -> set[fx.Node]:
+    """Values whose strides somebody may look at: ops on raw memory, and kernels outside of ATen; `own`: turbogr's too.
+
+    These read right numbers in any layout, but dropout between them draws as they lie.
+    """
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        if node in found or (node.op == "call_function" and _reads_layout(node.target)):
+        if node in found or (node.op == "call_function" and _reads_layout(node.target, own)):
             found.update(node.all_input_nodes)
     return found
 
 
-def _reads_layout(target: Any) -> bool:
+def _reads_layout(target: Any, own: bool) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return target in _ON_MEMORY or target.namespace not in ("aten", "prims", "turbogr")
+    plain = ("aten", "prims") if own else ("aten", "prims", "turbogr")
+    return target in _ON_MEMORY or target.namespace not in plain
 
 
 def regions(graph: fx.Graph) -> dict[fx.Node, int]:
