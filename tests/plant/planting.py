@@ -100,6 +100,7 @@ def _functions(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
 def living() -> dict[str, list[FunctionType]]:
     """Functions of this process by the file they are from. Looked for once: it takes a walk over all objects."""
     found: dict[str, list[FunctionType]] = {}
+    gc.unfreeze()  # what was set aside from collecting is not among all objects
     for thing in gc.get_objects():
         # By type: asking a dead proxy for its class raises.
         if type(thing) is FunctionType and thing.__module__ and thing.__module__.startswith(PACKAGE):
