@@ -77,7 +77,7 @@ def declare(
     """
     name = schema.partition("(")[0]
     contract.bind(schema)
-    CONTRACTS[name] = contract
+    CONTRACTS.setdefault(name, contract)  # an op that is registered already checks the one it was registered with
     REFERENCES[name] = checked = _behind(contract.check, reference)
     if hasattr(getattr(torch.ops, NAMESPACE), name):
         return
@@ -102,7 +102,7 @@ def compose(
     """Register an op that is made of others, which check entries and have derivatives."""
     name = schema.partition("(")[0]
     contract.bind(schema)
-    CONTRACTS[name] = contract
+    CONTRACTS.setdefault(name, contract)  # an op that is registered already checks the one it was registered with
     if hasattr(getattr(torch.ops, NAMESPACE), name):
         return
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))

@@ -23,9 +23,11 @@ OPS = (
 
 def test_loading_again_keeps_the_ops():
     before = {name: getattr(torch.ops.turbogr, name).default for name in OPS}
+    contracts = dict(declare.CONTRACTS)
     for module in (declare, rows, segment, jagged_attention, kernels):
         importlib.reload(module)
     assert {name: getattr(torch.ops.turbogr, name).default for name in OPS} == before
+    assert all(declare.CONTRACTS[name] is contracts[name] for name in OPS)  # those that the ops were registered with
     x = torch.eye(3).requires_grad_()
     torch.ops.turbogr.gather_rows(x, torch.tensor([1])).sum().backward()
     assert x.grad is not None and x.grad.sum(1).tolist() == [0.0, 3.0, 0.0]
