@@ -22,12 +22,15 @@ def updated(count: int, seed: int = 12345678901234567, step: int = 7) -> list[to
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 33, 70_001])
 def test_the_kernel_is_its_reference(count: int, monkeypatch):
-    """Sums in fp32 may be rounded otherwise, which moves what is rounded by chance once in many thousand times."""
+    """Sums in fp32 may be rounded otherwise, which moves what is rounded by chance once in many thousand times.
+
+    Where terms cancel, that is all that is left: 2^-24 of numbers below one.
+    """
     found = updated(count)
     monkeypatch.setattr(module, "library", lambda dtype: None)
     monkeypatch.setattr(module, "CHUNK", 1000)
     for mine, expected in zip(found, updated(count), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=2**-7, atol=1e-30)
+        torch.testing.assert_close(mine, expected, rtol=2**-7, atol=2**-24)
         assert (mine != expected).sum() <= 1 + count // 2000
 
 
