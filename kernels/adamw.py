@@ -30,15 +30,22 @@ def adamw_by_chance(
     eps: float, decay: float, seed: int,
 ) -> None:  # fmt: skip
     """Step `step`, from 1, with decay rates `first` and `second` of the moments; `seed` has 63 bits."""
-    tensors = tuple(x.reshape(-1) if x is gradient else x.view(-1) for x in (value, gradient, mean, square))
+    every = (value, gradient, mean, square)
+    whole = [x.contiguous() for x in every]
+    tensors = tuple(x.view(-1) for x in whole)
     _CONTRACT.check(*tensors, step, lr, first, second, eps, decay, seed)
     given = (1 - first, 1 - second, lr / (1 - first**step), 1 - lr * decay, 1 - second**step, eps)
     kernels = library(torch.bfloat16) if value.device.type == "cpu" else None
     if kernels is not None:
         cpu.adamw_by_chance(kernels, tensors, seed, *given)
-        return
-    for at in range(0, value.numel(), CHUNK):
-        _update([x[at : at + CHUNK] for x in tensors], at, seed, *given)
+        # A backward that reads what an earlier forward saved is an error from now on.
+        torch.autograd.graph.increment_version([value, mean, square])
+    else:
+        for at in range(0, value.numel(), CHUNK):
+            _update([x[at : at + CHUNK] for x in tensors], at, seed, *given)
+    for x, found in zip(every, whole, strict=True):
+        if x is not gradient and x is not found:
+            x.copy_(found)
 
 
 def _update(

@@ -13,18 +13,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .contract import INT64, Array, Contract
+from .contract import INT64, Array, As, Contract
 from .cpu import standing as cpu
 from .cpu.build import library
 
 REALS = (torch.float32, torch.float64)
 NUMBERS = 1 << 20  # products of torch that are there at a time
 
-_OWN = Contract(queries=Array("Q D", REALS), rows=Array("Q D", REALS), nonzero="D")
+_OWN = Contract(queries=Array("Q D", REALS), rows=Array("Q D", As("queries")), nonzero="D")
 _OWN.bind("own_products(Tensor queries, Tensor rows) -> Tensor")
 _STANDING = Contract(
-    queries=Array("Q D", REALS), rows=Array("R D", REALS), own=Array("Q", REALS), skip=Array("Q", INT64), nonzero="D"
-)
+    queries=Array("Q D", REALS), rows=Array("R D", As("queries")), own=Array("Q", As("queries")),
+    skip=Array("Q", INT64), nonzero="D",
+)  # fmt: skip
 _STANDING.bind("standing(Tensor queries, Tensor rows, Tensor own, Tensor skip) -> (Tensor, Tensor)")
 
 

@@ -61,3 +61,40 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch):
     alone = updated(70_001)
     monkeypatch.setattr(module.cpu, "threads_for", lambda numbers: 3)
     assert all(map(torch.equal, alone, updated(70_001)))
+
+
+def apart(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers, with others between them."""
+    return torch.stack([x, torch.full_like(x, 99.0)], 1)[:, 0]
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_numbers_may_lie_apart(kernels: bool, monkeypatch):
+    if not kernels:
+        monkeypatch.setattr(module, "library", lambda dtype: None)
+    expected, given = updated(33), [apart(x) for x in tensors(33)]
+    module.adamw_by_chance(*given, 7, 1e-2, 0.9, 0.999, 1e-8, 0.01, 12345678901234567)
+    assert all(map(torch.equal, given, expected))
+    assert all((x._base[:, 1] == 99).all() for x in given)
+
+
+def test_one_number_may_stand_for_a_whole_gradient():
+    value, _, mean, square = tensors(33)
+    one = torch.ones((), dtype=torch.bfloat16).expand(33)
+    found = [[x.clone() for x in (value, gradient, mean, square)] for gradient in (one, one.contiguous())]
+    found[0][1] = one
+    for given in found:
+        module.adamw_by_chance(*given, 7, 1e-2, 0.9, 0.999, 1e-8, 0.01, 5)
+    assert torch.equal(found[0][0], found[1][0])
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_who_has_saved_a_parameter_is_told(kernels: bool, monkeypatch):
+    if not kernels:
+        monkeypatch.setattr(module, "library", lambda dtype: None)
+    weight = torch.nn.Parameter(tensors(33)[0])
+    loss = weight.square().sum()
+    with torch.no_grad():
+        module.adamw_by_chance(weight, *tensors(33)[1:], 7, 1e-2, 0.9, 0.999, 1e-8, 0.01, 5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

@@ -80,3 +80,16 @@ def test_arguments_are_checked():
         module.standing(torch.ones(2, 3), torch.ones(4, 3), torch.ones(2), torch.ones(2))
     with pytest.raises(ValueError, match="D"):
         module.standing(torch.ones(2, 3), torch.ones(4, 2), torch.ones(2), torch.zeros(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("which", ["rows", "own"])
+def test_numbers_of_two_types_are_refused(which: str):
+    """A kernel would read the bits of one as the other."""
+    given = {"queries": torch.randn(4, 8), "rows": torch.randn(4, 8), "own": torch.zeros(4)}
+    given[which] = given[which].double()
+    skip = torch.full((4,), -1)
+    with pytest.raises((TypeError, ValueError), match=which):
+        module.standing(**given, skip=skip)
+    if which == "rows":
+        with pytest.raises((TypeError, ValueError), match=which):
+            module.own_products(given["queries"], given["rows"])
