@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import fx
 
 from ....graph.nodes import tensor
-from ....graph.shapes import known
 from ..calls import COPIES, VIEWS, arg, op
 from ..demand import DemandAnalysis
 from ..meaning import Predicate, Within
 from ..program import RowSet
 from ..sets import Holding
-
-_STILL_HIDES = {"unsqueeze", "expand", "slice", "_to_copy", "to", *COPIES}  # rows of keys stay rows of keys
-_SOFTMAXES = ("softmax", "_softmax", "_safe_softmax")
-_LEVEL = ("relu", "sigmoid", "tanh", "exp")  # of -inf: a number, with a slope of zero
+from .masks import Masks
 
 
 class FiniteInputs:
@@ -32,6 +26,7 @@ class FiniteInputs:
         self.an = an
         self.inputs: dict[fx.Node, None] = {}
         self.hiding: dict[fx.Node, None] = {}
+        self._masks = Masks(an)
         self._readers: set[fx.Node] = set()
         self._reads_bits = bool(an.graph.find_nodes(op="call_function", target=torch.ops.aten.view.dtype))
 
@@ -42,43 +37,7 @@ class FiniteInputs:
         """
         for given in self._inputs_behind(padded):
             if not self._is_parameter(given) and not self._selected_away(given, chosen):
-                (self.hiding if self._only_hides(given) else self.inputs)[given] = None
-
-    def _only_hides(self, mask: fx.Node) -> bool:
-        """Is it added to what a softmax over its last dim, or the like, is taken of, and nothing else?"""
-        users = self._read(mask)
-        return bool(users) and mask not in self.an.meanings.tainted and all(self._hides(u, mask) for u in users)
-
-    def _hides(self, user: fx.Node, mask: fx.Node) -> bool:
-        value, before = tensor(user), tensor(mask)
-        if value is None or before is None or value.dim() < before.dim() or not value.is_floating_point():
-            return False
-        if op(user) in _STILL_HIDES:
-            kept = _same(value.shape[-1:], before.shape[-1:])
-            return (kept or op(user) == "slice") and all(self._hides(u, user) for u in self._read(user))
-        if op(user) == "scaled_dot_product_attention":
-            return mask is arg(user, "attn_mask") and user.all_input_nodes.count(mask) == 1
-        added = op(user) == "add" and arg(user, "alpha", 1) == 1 and user.args.count(mask) == 1
-        return added and _same(value.shape[-1:], before.shape[-1:]) and self._ends_level(user)
-
-    def _ends_level(self, scores: fx.Node) -> bool:
-        """Scores of -inf: other masks, and a scale, leave them what they are."""
-        return all(map(partial(self._hidden_before, scores), self._read(scores)))
-
-    def _hidden_before(self, scores: fx.Node, user: fx.Node) -> bool:
-        name, value = op(user), tensor(user)
-        if name in _SOFTMAXES:
-            return value is not None and arg(user, "dim") in (-1, value.dim() - 1)
-        if name in _LEVEL or (name == "clamp" and isinstance(arg(user, "min"), (int, float))):
-            return True
-        scaled = name in ("mul", "div") and isinstance(by := arg(user, "other"), (int, float)) and by > 0
-        masked = name in ("masked_fill", "clone") or (name == "add" and arg(user, "alpha", 1) == 1)
-        plain = arg(user, "rounding_mode") is None and user.all_input_nodes.count(scores) == 1
-        return plain and (scaled or masked) and self._ends_level(user)
-
-    def _read(self, x: fx.Node) -> list[fx.Node]:
-        """Users in the packed graph; an attention that is packed has checks of its own."""
-        return [u for u in x.users if u in self.an.wanted]
+                (self.hiding if self._masks.only_hides(given) else self.inputs)[given] = None
 
     def _is_parameter(self, given: fx.Node) -> bool:
         """What gets gradients is an input all the same where it has sequences, or where it is no model's parameter."""
@@ -140,10 +99,6 @@ class FiniteInputs:
             return True
         mine = {"where": (arg(user, "self"), arg(user, "other")), "masked_fill": (arg(user, "self"),)}.get(op(user), ())
         return x in mine and any(predicates <= self.an.zeros.support(user) for predicates in kept)
-
-
-def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    return all(known(x == y) for x, y in zip(a, b, strict=True))
 
 
 def _spreads(value: torch.Tensor) -> bool:
