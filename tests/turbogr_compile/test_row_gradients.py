@@ -274,3 +274,8 @@ def test_several_processes_are_told_apart_from_one(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.raises(OptionError, match=r"for one process, and there are 2"):
         turbogr.row_gradients(Model())
+
+
+def test_values_of_tables_are_drawn_by_a_function():
+    with pytest.raises(OptionError, match="init must be a function of rows and a generator, got 3"):
+        turbogr.row_gradients(nn.ModuleDict({"table": nn.Embedding(10, 4, device="meta")}), init=3)

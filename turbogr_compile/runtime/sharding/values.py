@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...errors import OptionError
 from .layout import Layout
 
 Init = Callable[[Tensor, torch.Generator], Any]
@@ -24,6 +25,8 @@ class Values:
     """Where values of tables come from: a table that is there, or `init` and a seed."""
 
     def __init__(self, init: Init, seed: int, device: torch.device | str | None) -> None:
+        if not callable(init):
+            raise OptionError(f"init must be a function of rows and a generator, got {init!r}")
         self.init, self.seed, self.device = init, seed, device
 
     def shard(self, name: str, old: nn.Embedding, layout: Layout, rank: int) -> Tensor:
